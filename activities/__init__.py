@@ -1,0 +1,1 @@
+"""Side effects, one file per outside thing."""

@@ -1,0 +1,69 @@
+"""The fence around an attempt: open, guarded writes, seal."""
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from db.models import Attempt, Execution
+from gyre.contracts.errors import Fenced
+from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id, run_of
+from gyre.contracts.lifecycle import AttemptStatus, EndReason, ExecutionStatus
+
+
+def latest(session: Session, execution: ExecutionId) -> Attempt | None:
+    """The execution's newest attempt."""
+    query = select(Attempt).where(Attempt.execution_id == execution).order_by(Attempt.number.desc())
+    return session.scalars(query.limit(1)).first()
+
+
+def open_attempt(session: Session, execution: ExecutionId, number: int, host: str) -> Attempt:
+    """Open attempt ``number`` (again: returns the row as it is). Raises Fenced if the execution ended."""
+    row = session.get(Execution, execution, with_for_update=True)
+    if row is None or row.status == ExecutionStatus.TERMINAL:
+        raise Fenced(f"{execution} is terminal, so no attempt can be opened")
+    if row.status == ExecutionStatus.PENDING:
+        row.status, row.started_at = ExecutionStatus.RUNNING, func.now()
+    name = attempt_id(execution, number)
+    values = {"id": name, "execution_id": execution, "run_id": run_of(execution)}
+    session.execute(
+        insert(Attempt)
+        .values(**values, number=number, host=host, status=AttemptStatus.OPEN)
+        .on_conflict_do_nothing()
+    )
+    return session.get_one(Attempt, name)
+
+
+def lock_open(session: Session, attempt: AttemptId) -> Attempt:
+    """Hold the open row FOR SHARE until the transaction ends, so that a seal waits for the write.
+
+    Raises Fenced when the attempt is sealed or unknown.
+    """
+    query = select(Attempt).where(Attempt.id == attempt).with_for_update(read=True)
+    row = session.scalars(query.execution_options(populate_existing=True)).first()
+    if row is None or row.status != AttemptStatus.OPEN:
+        raise Fenced(f"{attempt} is sealed: nothing can be recorded for it any more")
+    return row
+
+
+def seal(
+    session: Session,
+    attempt: AttemptId,
+    reason: EndReason,
+    *,
+    exit_code: int | None = None,
+    failure: str | None = None,
+) -> bool:
+    """Close the attempt to writers for good. True for the call that sealed it; a repeat changes nothing."""
+    sealed = session.execute(
+        update(Attempt)
+        .where(Attempt.id == attempt, Attempt.status == AttemptStatus.OPEN)
+        .values(
+            status=AttemptStatus.SEALED,
+            end_reason=reason,
+            exit_code=exit_code,
+            failure=failure,
+            sealed_at=func.now(),
+        )
+        .returning(Attempt.id)
+    )
+    return sealed.first() is not None

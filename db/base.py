@@ -1,0 +1,39 @@
+"""Declarative base: naming convention first, so that every constraint can be migrated by name."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, MetaData, String, func
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(column_0_label)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: DateTime(timezone=True),
+        str: String(),
+        int: BigInteger(),
+        dict[str, Any]: JSONB(),
+        list[Any]: JSONB(),
+    }
+
+
+def one_of(column: str, enum: type[StrEnum]) -> CheckConstraint:
+    """A CHECK that the column holds a member of the enum."""
+    members = ", ".join(f"'{member.value}'" for member in enum)
+    return CheckConstraint(f"{column} IN ({members})", name=f"{column}_known")
+
+
+def created() -> Mapped[datetime]:
+    """A column filled by Postgres when the row is written."""
+    return mapped_column(server_default=func.now())

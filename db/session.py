@@ -1,0 +1,27 @@
+"""One engine a process, short transactions, UTC."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
+
+
+def connect(dsn: str, *, pool_size: int = 8) -> Engine:
+    """An engine over psycopg 3. ``dsn`` is a libpq URL; statements time out after 60 s."""
+    url = dsn.replace("postgresql://", "postgresql+psycopg://", 1)
+    return create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_pre_ping=True,
+        pool_timeout=30,
+        connect_args={"connect_timeout": 10, "options": "-c timezone=UTC -c statement_timeout=60000"},
+    )
+
+
+@contextmanager
+def transaction(engine: Engine) -> Iterator[Session]:
+    """A session that commits when the block ends and rolls back when it raises."""
+    with Session(engine, expire_on_commit=False) as session, session.begin():
+        yield session

@@ -1,0 +1,1 @@
+"""The model endpoint a harness talks to: dialects, token rendering, recorder, router."""

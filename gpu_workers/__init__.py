@@ -1,0 +1,1 @@
+"""A cell: supervisor, engine, trainer, transfer. Knows nothing of workflows."""

@@ -1,0 +1,1 @@
+"""The embedded engine: torch and transformers behind the engine protocol."""

@@ -1,0 +1,1 @@
+"""Megatron Core training of one cell."""

@@ -1,0 +1,1 @@
+"""Mooncake: immutable, version-stamped copies that readers pull and verify."""

@@ -1,0 +1,1 @@
+"""An independent witness: shares no code with recorder, trainer or account keeping."""

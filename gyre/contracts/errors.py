@@ -1,0 +1,63 @@
+"""Every failure belongs to one boundary and says whether a retry can help.
+
+GyreError
+├── BadInput            what a person or a run file gave is wrong; exit 2
+├── IllegalTransition   a lifecycle table forbids it
+├── Fenced              the writer's attempt is sealed or its epoch is over
+├── ProvisionFailed     the workspace could not be made
+├── SandboxFailed       isolation or the harness process could not be started
+├── SnapshotFailed      the workspace could not be captured or stored
+├── EvaluatorFailed     no valid reward came out: pending, never zero
+├── EngineFailed        the inference server failed or is unreachable
+├── TrainerFailed       the training process failed
+└── TransferFailed      a weight transfer failed its version stamp or checksum
+"""
+
+from typing import ClassVar
+
+
+class GyreError(Exception):
+    """Base of all errors of Gyre. The message is one sentence a user can act on."""
+
+    boundary: ClassVar[str] = "gyre"
+    retryable: ClassVar[bool] = True
+
+
+class BadInput(GyreError):
+    boundary, retryable = "input", False
+
+
+class IllegalTransition(GyreError):
+    boundary, retryable = "state", False
+
+
+class Fenced(GyreError):
+    boundary, retryable = "state", False
+
+
+class ProvisionFailed(GyreError):
+    boundary, retryable = "provision", True
+
+
+class SandboxFailed(GyreError):
+    boundary, retryable = "sandbox", True
+
+
+class SnapshotFailed(GyreError):
+    boundary, retryable = "snapshot", True
+
+
+class EvaluatorFailed(GyreError):
+    boundary, retryable = "evaluator", True
+
+
+class EngineFailed(GyreError):
+    boundary, retryable = "engine", True
+
+
+class TrainerFailed(GyreError):
+    boundary, retryable = "trainer", True
+
+
+class TransferFailed(GyreError):
+    boundary, retryable = "transfer", True

@@ -1,0 +1,106 @@
+"""What the processes of a run are told when they start, and how they find each other.
+
+``gyre/stack`` starts each process as ``python -m <module> --boot FILE`` where FILE holds one of these
+documents as JSON, mode 0600 (it carries the services' credentials). Nothing else is passed.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Boot(BaseModel):
+    """Common to every process of a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    services: dict[str, Any]
+    """gyre.settings.Services as JSON; contracts do not import settings."""
+    state_dir: str
+    """``.gyre/runs/<run>``: logs, sockets, attempts."""
+    host: str
+    """Name of this machine in ``host/<h>``."""
+
+
+class GatewayBoot(Boot):
+    """``python -m gateway``."""
+
+    port: int
+    """On 127.0.0.1; kept over restarts, because harnesses hold the address."""
+    socket: str
+    """Unix socket that sandboxes bind-mount; same app as the port."""
+
+
+class WorkerBoot(Boot):
+    """``python -m activities.worker``: workflows, control, short, evaluate and host queues."""
+
+    gateway_url: str
+    gateway_socket: str
+    harness_slots: int = Field(ge=1)
+    evaluate_slots: int = Field(ge=1)
+
+
+class CellBoot(Boot):
+    """``python -m gpu_workers.supervisor``."""
+
+    cell: str
+    engine_port: int
+
+
+class EngineBoot(BaseModel):
+    """``python -m gpu_workers.engine``; started by the supervisor."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_path: str
+    port: int
+    epoch: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    context_tokens: int = 2048
+    max_batch: int = 32
+    num_threads: int = 1
+    weight_version: int = 0
+    """Version of the weights at ``model_path``; later ones come by ``/pull_weights``."""
+
+
+class TrainerBoot(Boot):
+    """``python -m gpu_workers.trainer``; started by the supervisor, one process a rank."""
+
+    cell: str
+    epoch: int
+    socket: str
+    """Unix socket of rank 0: one JSON command a line, one JSON answer a line (TrainerCommand)."""
+    num_threads: int = 1
+    rank: int = 0
+    world_size: int = 1
+    rendezvous: str = ""
+    """``host:port`` of the process group's store when world_size > 1."""
+
+
+class TrainerCommand(BaseModel):
+    """A command to the trainer. Commands of another epoch are refused.
+
+    ``status`` -> {version, training, busy}
+    ``load`` {version} -> {version}: weights and optimizer of that checkpoint, from S3
+    ``train`` {batch_id} -> {version, sha256, metrics}: accumulate, update, durable checkpoint, row
+    ``publish`` {version} -> {reference: WeightsReference}
+    ``release`` {version} -> {}: the published copy may be freed
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: str
+    epoch: int
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class TrainerAnswer(BaseModel):
+    """``error`` is one sentence; None means the command did what it says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    error: str | None = None
+    retryable: bool = True
+    result: dict[str, Any] = Field(default_factory=dict[str, Any])

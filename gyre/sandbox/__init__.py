@@ -1,0 +1,1 @@
+"""Isolation, harness supervisor, gateway forwarder, capture and restore. Knows nothing of Temporal."""

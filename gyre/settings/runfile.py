@@ -1,0 +1,242 @@
+"""The run file: one TOML document written by hand, validated at the edge, resolved to one JSON.
+
+Every key has a unit in its name and a reason in its docstring. Relative paths are relative to the
+file. ``FROZEN`` names what may not change when a run is resumed.
+"""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import RUN_NAME
+from gyre.settings.services import Services
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    name: str
+    """Unique among the runs of one Postgres; also the Temporal workflow id's tail."""
+    seed: int = 0
+    updates: int = Field(default=20, ge=1)
+    control: Literal["none", "permuted"] = "none"
+    """``permuted`` trains on rewards shuffled between executions: a control that must not help."""
+
+    @model_validator(mode="after")
+    def _name_is_a_slug(self) -> "RunSection":
+        if not RUN_NAME.match(self.name):
+            raise ValueError("name must be 1 to 40 of a-z, 0-9 and '-', not starting with '-'")
+        return self
+
+
+class ModelSection(Section):
+    path: Path
+    """A Hugging Face directory: config.json, safetensors, tokenizer with a chat template."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    context_tokens: int = Field(default=2048, ge=16)
+
+
+class TasksSection(Section):
+    train: Path
+    """A folder of Harbor-format task folders."""
+    heldout: Path | None = None
+
+
+class HarnessSection(Section):
+    name: str = "tiny"
+    """An adapter of the catalogue: ``tiny`` or ``claude-code``."""
+    options: dict[str, str] = Field(default_factory=dict[str, str])
+    """Passed to the adapter's command line template."""
+
+
+class SamplingSection(Section):
+    """Sampling belongs to the run: what the harness asks for is recorded and ignored."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    max_tokens: int = Field(default=512, ge=1)
+    """Upper bound for one call; a smaller bound of the harness is honoured."""
+
+
+class ScheduleSection(Section):
+    group_size: int = Field(default=8, ge=2)
+    """N, executions of one task."""
+    groups_per_batch: int = Field(default=8, ge=1)
+    """B, groups per update."""
+    updates_per_burst: int = Field(default=1, ge=1)
+    """mu, consecutive updates between two publications."""
+    extra_dispatch: float = Field(default=0.0, ge=0)
+    """phi, extra dispatch in batches; phi*B must be whole."""
+    max_concurrent: int = Field(default=8, ge=1)
+    """Executions one cell serves at once (C_e)."""
+    supply_fraction: float = Field(default=1.0, gt=0)
+    """rho_min: ready groups, in batches, that admission asks for."""
+    supply_hold_s: float = Field(default=0.0, ge=0)
+    """tau: how long the supply must hold without a break."""
+    max_trajectories: int = Field(default=5, ge=1)
+    """J_max, trajectories taken from one execution."""
+
+    @model_validator(mode="after")
+    def _whole_extra_dispatch(self) -> "ScheduleSection":
+        extra = self.extra_dispatch * self.groups_per_batch
+        if abs(extra - round(extra)) > 1e-9:
+            raise ValueError("extra_dispatch * groups_per_batch must be a whole number")
+        return self
+
+
+class OptimizerSection(Section):
+    lr: float = Field(default=3e-4, gt=0)
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    micro_step_tokens: int = Field(default=8192, ge=16)
+    """Token budget of one packed micro-step."""
+
+
+class LossSection(Section):
+    form: Literal["capped", "truncated"] = "capped"
+    weight_cap: float = Field(default=5.0, gt=0)
+    clip_low: float = 0.995
+    clip_high: float = 1.005
+    normalise_std: bool = True
+    """Divide advantages by the group's standard deviation."""
+    placeholder_in_baseline: bool = False
+
+
+class LimitsSection(Section):
+    """Time limits per stage and one for everything, in seconds; and how often to try again."""
+
+    provision_s: float = Field(default=60, gt=0)
+    harness_s: float = Field(default=600, gt=0)
+    snapshot_s: float = Field(default=60, gt=0)
+    evaluate_s: float = Field(default=60, gt=0)
+    total_s: float = Field(default=1800, gt=0)
+    attempts: int = Field(default=3, ge=1)
+    evaluations: int = Field(default=3, ge=1)
+    """Evaluator attempts before the execution is excluded."""
+    memory_bytes: int = Field(default=2 << 30, ge=1 << 20)
+    processes: int = Field(default=256, ge=8)
+    workspace_bytes: int = Field(default=1 << 30, ge=1 << 10)
+    calls: int = Field(default=2000, ge=1)
+    concurrent_calls: int = Field(default=16, ge=1)
+    body_bytes: int = Field(default=32 << 20, ge=1 << 10)
+
+
+class CellsSection(Section):
+    count: int = Field(default=1, ge=1, le=1)
+    engine: Literal["embedded", "sglang"] = "embedded"
+    device: Literal["cpu", "cuda"] = "cpu"
+    data_parallel: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
+    engine_max_batch: int = Field(default=32, ge=1)
+    publish: Literal["retract", "in_place"] = "retract"
+    """What a publication does to KV of requests in flight: recompute, or keep."""
+
+
+class HeldoutSection(Section):
+    samples: int = Field(default=0, ge=0)
+    """Rollouts of each held-out task before and after training, at the run's temperature."""
+    greedy: bool = False
+    """One more rollout of each held-out task at temperature 0."""
+
+
+class RunFile(Section):
+    run: RunSection
+    model: ModelSection
+    tasks: TasksSection
+    harness: HarnessSection = HarnessSection()
+    sampling: SamplingSection = SamplingSection()
+    schedule: ScheduleSection = ScheduleSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    loss: LossSection = LossSection()
+    limits: LimitsSection = LimitsSection()
+    cells: CellsSection = CellsSection()
+    heldout: HeldoutSection = HeldoutSection()
+    services: Services | None = None
+
+    def resolved(self) -> dict[str, Any]:
+        """What is stored with the run: everything but the services' addresses and secrets."""
+        return self.model_dump(mode="json", exclude={"services"})
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the frozen keys; live keys and volatile fields do not enter it."""
+        return fingerprint_of(self.resolved())
+
+
+FROZEN = (
+    "run.name", "run.seed", "run.control", "model", "tasks", "harness.name",
+    "sampling.temperature", "schedule.group_size", "loss",
+)  # fmt: skip
+"""What a resumed run must have unchanged."""
+
+
+def frozen_values(resolved: dict[str, Any]) -> dict[str, Any]:
+    """The frozen keys of a resolved run file, flat: ``{"model.path": ...}``."""
+    values: dict[str, Any] = {}
+    for key in FROZEN:
+        section, _, name = key.partition(".")
+        part: dict[str, Any] = resolved[section]
+        values |= {f"{section}.{k}": v for k, v in part.items() if not name or k == name}
+    return values
+
+
+def fingerprint_of(resolved: dict[str, Any]) -> str:
+    text = json.dumps(frozen_values(resolved), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def frozen_differences(stored: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """A line for each frozen key that changed: ``model.path: was 'a', now 'b'``."""
+    old, new = frozen_values(stored), frozen_values(given)
+    keys = sorted(old.keys() | new.keys())
+    return [f"{k}: was {old.get(k)!r}, now {new.get(k)!r}" for k in keys if old.get(k) != new.get(k)]
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Read and validate a run file. Raises BadInput with the key, the value and what is allowed."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"run file {path}: no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"run file {path}: {error}") from None
+    try:
+        parsed = RunFile.model_validate(document)
+    except ValidationError as error:
+        raise BadInput(f"run file {path}: {_first_problem(error)}") from None
+    return _absolute(parsed, path.resolve().parent)
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        section = RunFile.model_fields.get(str(first["loc"][0]))
+        known = _known_keys(section.annotation if section and len(first["loc"]) > 1 else RunFile)
+        return f"unknown key '{key}' (allowed: {', '.join(known)})"
+    if first["type"] == "missing":
+        return f"missing key '{key}'"
+    return f"{key} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def _known_keys(model: Any) -> list[str]:
+    return sorted(getattr(model, "model_fields", RunFile.model_fields))
+
+
+def _absolute(parsed: RunFile, base: Path) -> RunFile:
+    model = parsed.model.model_copy(update={"path": base / parsed.model.path})
+    heldout = parsed.tasks.heldout
+    tasks = parsed.tasks.model_copy(
+        update={"train": base / parsed.tasks.train, "heldout": base / heldout if heldout else None}
+    )
+    return parsed.model_copy(update={"model": model, "tasks": tasks})

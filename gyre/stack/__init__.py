@@ -1,0 +1,1 @@
+"""Starts the embedded services and the processes of a run."""

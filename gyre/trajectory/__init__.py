@@ -1,0 +1,1 @@
+"""Pure: canonical form, prefix tree, extraction, packing."""

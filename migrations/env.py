@@ -1,0 +1,17 @@
+"""Alembic environment: the target is db.base.Base, the URL comes from the caller."""
+
+from alembic import context
+from sqlalchemy import engine_from_config, pool
+
+import db.models  # noqa: F401  (fills the metadata)
+from db.base import Base
+
+config = context.config
+with engine_from_config(
+    config.get_section(config.config_ini_section, {}),
+    prefix="sqlalchemy.",
+    poolclass=pool.NullPool,
+).connect() as connection:
+    context.configure(connection=connection, target_metadata=Base.metadata, compare_type=True)
+    with context.begin_transaction():
+        context.run_migrations()

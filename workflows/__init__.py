@@ -1,0 +1,1 @@
+"""Durable orchestration: deterministic, one class a file."""
