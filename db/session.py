@@ -1,6 +1,6 @@
 """One engine a process, short transactions, UTC."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from sqlalchemy import Engine, create_engine
@@ -21,7 +21,7 @@ def connect(dsn: str, *, pool_size: int = 8) -> Engine:
 
 
 @contextmanager
-def transaction(engine: Engine) -> Iterator[Session]:
+def transaction(engine: Engine) -> Generator[Session]:
     """A session that commits when the block ends and rolls back when it raises."""
     with Session(engine, expire_on_commit=False) as session, session.begin():
         yield session
