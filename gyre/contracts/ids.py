@@ -75,6 +75,10 @@ def burst_id(run: RunId, version: int) -> str:
     return f"run/{run}/burst/{version}"
 
 
+def checkpoint_id(run: RunId, version: int) -> str:
+    return f"run/{run}/checkpoint/{version}"
+
+
 def cell_id(run: RunId, index: int) -> CellId:
     return CellId(f"run/{run}/cell/{index}")
 
@@ -107,8 +111,14 @@ def evaluate_queue(run: RunId) -> str:
     return f"{run}/evaluate"
 
 
-def host_queue(host: str) -> str:
-    return f"host/{host}"
+def host_queue(run: RunId, host: str) -> str:
+    """Harnesses: slots for hours. Re-attaching to one needs its host."""
+    return f"{run}/host/{host}"
+
+
+def host_short_queue(run: RunId, host: str) -> str:
+    """Sandbox work of seconds on that host, which must not wait behind harnesses."""
+    return f"{run}/host/{host}/short"
 
 
 def cell_queue(cell: CellId, epoch: int) -> str:

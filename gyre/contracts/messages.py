@@ -1,0 +1,337 @@
+"""What workflows and activities say to each other: ids and small numbers, never data.
+
+Every payload stays far below 16 KiB. New fields come with defaults, so that histories replay.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gyre.contracts.lifecycle import CellRole, Disposition, EndReason
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StageLimits(Message):
+    """Time limits per stage and in all, in seconds, and budgets of tries."""
+
+    provision_s: float
+    harness_s: float
+    snapshot_s: float
+    evaluate_s: float
+    total_s: float
+    attempts: int
+    evaluations: int
+
+
+# Sandbox, snapshot, evaluation (activities/harness.py, snapshots.py, evaluator.py)
+
+
+class AttemptInput(Message):
+    """``provision_workspace``: make the attempt's workspace from its task, once."""
+
+    attempt_id: str
+    limit_s: float
+
+
+class ProvisionResult(Message):
+    num_files: int
+    num_bytes: int
+
+
+class HarnessInput(Message):
+    """``run_harness``: start the harness or attach to it; return when it has ended."""
+
+    attempt_id: str
+    limit_s: float
+
+
+class HarnessResult(Message):
+    end_reason: EndReason
+    exit_code: int | None
+    """None when the time limit killed it. Exit codes lie: nothing derives from it alone."""
+    seconds: float
+
+
+class SealInput(Message):
+    """``seal_attempt``: refuse further writes, then end every process of the attempt and make sure."""
+
+    attempt_id: str
+    end_reason: EndReason
+    exit_code: int | None = None
+    failure: str | None = None
+
+
+class SealResult(Message):
+    """What the sealed attempt recorded."""
+
+    num_calls: int
+    num_input_tokens: int
+    num_output_tokens: int
+    num_branches: int
+    """Leaves of its tree."""
+
+
+class SnapshotInput(Message):
+    """``take_snapshot``: capture the sealed attempt's workspace into S3, once."""
+
+    attempt_id: str
+    limit_s: float
+
+
+class SnapshotResult(Message):
+    snapshot_id: str
+    num_files: int
+    num_bytes: int
+    num_changed_files: int
+    """Files that differ from what was provisioned."""
+
+
+class EvaluateInput(Message):
+    """``evaluate_snapshot``: one try at scoring a snapshot in a fresh sandbox.
+
+    Raises EvaluatorFailed when no valid reward came out; the workflow decides on another try.
+    """
+
+    evaluation_id: str
+    execution_id: str
+    snapshot_id: str
+    number: int
+    try_number: int
+    limit_s: float
+
+
+class EvaluateResult(Message):
+    reward_id: str
+    reward: float
+    seconds: float
+
+
+# Rollout and group (activities/executions.py)
+
+
+class OpenAttemptInput(Message):
+    execution_id: str
+    host: str
+    max_attempts: int
+
+
+class AttemptState(Message):
+    """Where to take the execution up: the newest attempt and the first stage it has not finished."""
+
+    attempt_id: str
+    number: int
+    stage: Literal["provision", "seal", "snapshot", "evaluate", "exhausted", "terminal"]
+    failure: str | None = None
+    """Of the last attempt, when the budget of attempts is exhausted."""
+    snapshot_id: str | None = None
+    next_evaluation: int = 1
+
+
+class FoldInput(Message):
+    """``fold_execution``: commit the execution's one disposition."""
+
+    execution_id: str
+    disposition: Disposition
+    reward_id: str | None = None
+    empty_work: bool = False
+    """It ran and left nothing behind: scored 0 without an evaluation."""
+    detail: str | None = None
+
+
+class RolloutInput(Message):
+    execution_id: str
+    task: str
+    host: str
+    limits: StageLimits
+
+
+class RolloutResult(Message):
+    disposition: Disposition
+    reward: float | None
+    num_attempts: int
+    num_calls: int
+    num_output_tokens: int
+    num_evaluations: int
+    detail: str | None = None
+
+
+class EvaluationInput(Message):
+    evaluation_id: str
+    execution_id: str
+    snapshot_id: str
+    number: int
+    limits: StageLimits
+
+
+class EvaluationResult(Message):
+    """``reward`` None: no valid reward within the budget of tries."""
+
+    reward_id: str | None
+    reward: float | None
+    num_tries: int
+    failure: str | None = None
+
+
+class QueryGroupInput(Message):
+    group_id: str
+    task: str
+    size: int
+    host: str
+    limits: StageLimits
+
+
+class QueryGroupResult(Message):
+    status: str
+    scored: int
+    placeholder: int
+    excluded: int
+
+
+class GroupRef(Message):
+    group_id: str
+
+
+# Run, burst, cell (activities/decisions.py, trajectories.py, cells.py)
+
+
+class TrainingRunInput(Message):
+    """State that a continue-as-new carries: nothing but how far it has read."""
+
+    run: str
+    last_group: int = -1
+    """Highest group index whose workflow was started by this chain of runs."""
+
+
+class TrainingRunResult(Message):
+    status: str
+    updates: int
+
+
+class RunRef(Message):
+    run: str
+
+
+class RunPlan(Message):
+    """What workflows need to know of the run file."""
+
+    run: str
+    host: str
+    limits: StageLimits
+    updates_per_burst: int
+    num_cells: int
+    steps_before_new_history: int = 50
+
+
+class DecisionInput(Message):
+    run: str
+    last_group: int
+
+
+class GroupStart(Message):
+    group_id: str
+    index: int
+    task: str
+    size: int
+
+
+class Decision(Message):
+    """What is due. ``start`` lists groups whose rows exist and whose workflows may not."""
+
+    kind: Literal["start", "burst", "finish", "fail"]
+    groups: list[GroupStart] = Field(default_factory=list[GroupStart])
+    version: int = 0
+    reason: str | None = None
+
+
+class FinishInput(Message):
+    run: str
+    failure: str | None = None
+
+
+class BurstInput(Message):
+    run: str
+    version: int
+    """The policy version it starts from."""
+    num_updates: int
+    cell_id: str
+
+
+class BurstResult(Message):
+    version: int
+    """The policy version it published."""
+
+
+class OpenBatchInput(Message):
+    run: str
+    version: int
+    """The version its update makes."""
+
+
+class OpenBatchResult(Message):
+    batch_id: str | None
+    """None when fewer ready groups are there than a batch needs."""
+    num_executions: int
+    num_trajectories: int
+    num_targets: int
+
+
+class CellState(Message):
+    cell_id: str
+    role: CellRole
+    epoch: int
+    version: int
+    """Policy version its engine serves."""
+
+
+class CellRef(Message):
+    cell_id: str
+    after_epoch: int = 0
+    """Wait for a life of the cell with an epoch above this one."""
+
+
+class CellCommand(Message):
+    """A role change. Refused unless (epoch, from_role) is what the cell is."""
+
+    command_id: str
+    cell_id: str
+    epoch: int
+    from_role: CellRole
+    to_role: CellRole
+    version: int = 0
+    """Policy version the trainer must hold to train."""
+
+
+class CellInput(Message):
+    """The Cell entity's state; carried over continue-as-new with the commands it has seen."""
+
+    cell_id: str
+    seen: dict[str, CellState] = Field(default_factory=dict[str, CellState])
+
+
+class TrainInput(Message):
+    cell_id: str
+    epoch: int
+    batch_id: str
+    version: int
+
+
+class TrainResult(Message):
+    version: int
+    loss: float
+    grad_norm: float
+    seconds: float
+
+
+class PublishInput(Message):
+    cell_id: str
+    epoch: int
+    version: int
+
+
+class PublishResult(Message):
+    version: int
+    num_bytes: int
+    seconds: float

@@ -1,0 +1,21 @@
+"""How workflows call activities by their typed names."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel
+from temporalio import workflow
+
+from gyre.durable.activities import Activity
+from gyre.durable.options import Options
+
+In = TypeVar("In", bound=BaseModel)
+Out = TypeVar("Out", bound=BaseModel)
+
+
+async def call(
+    activity: Activity[In, Out], argument: In, *, queue: str, options: Options, summary: str | None = None
+) -> Out:
+    """Run an activity on a queue. Raises temporalio's ActivityError when it failed for good."""
+    return await workflow.execute_activity(
+        activity.name, argument, task_queue=queue, result_type=activity.output, summary=summary, **options
+    )

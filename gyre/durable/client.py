@@ -1,0 +1,33 @@
+"""The Temporal client: one converter, one set of search attributes."""
+
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+RUN = SearchAttributeKey.for_keyword("GyreRun")
+GROUP = SearchAttributeKey.for_keyword("GyreGroup")
+TASK = SearchAttributeKey.for_keyword("GyreTask")
+STAGE = SearchAttributeKey.for_keyword("GyreStage")
+DISPOSITION = SearchAttributeKey.for_keyword("GyreDisposition")
+CELL = SearchAttributeKey.for_keyword("GyreCell")
+POLICY_VERSION = SearchAttributeKey.for_int("GyrePolicyVersion")
+REWARD = SearchAttributeKey.for_float("GyreReward")
+
+SEARCH_ATTRIBUTES = {
+    "GyreRun": "Keyword",
+    "GyreGroup": "Keyword",
+    "GyreTask": "Keyword",
+    "GyreStage": "Keyword",
+    "GyreDisposition": "Keyword",
+    "GyreCell": "Keyword",
+    "GyrePolicyVersion": "Int",
+    "GyreReward": "Double",
+}
+"""Registered with the namespace before any workflow starts."""
+
+
+async def connect(address: str, namespace: str = "default", *, lazy: bool = False) -> Client:
+    """A client with the pydantic converter, which every worker and replayer shares."""
+    return await Client.connect(
+        address, namespace=namespace, data_converter=pydantic_data_converter, lazy=lazy
+    )
