@@ -1,0 +1,265 @@
+"""Model calls and the nodes they introduce: begin, take over, commit, deliver; and what a gateway reads."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.orm import Session
+
+from db import attempts
+from db.models import Attempt, Cell, Execution, ModelCall, QueryGroup, Run, RunConfig, TreeNode
+from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import AttemptId, CallId, RunId, call_id, node_id
+from gyre.contracts.lifecycle import CallStatus, CellRole, NodeKind
+
+
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """What is known of a call before the engine is asked."""
+
+    dialect: str
+    role: str
+    request_key: str
+    requested: dict[str, Any]
+    num_input_tokens: int
+    num_reused_tokens: int
+    input_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewNode:
+    """A node of this attempt; ``parent`` is the index of one that is committed or stands before it."""
+
+    index: int
+    parent: int | None
+    parent_offset: int
+    position: int
+    kind: NodeKind
+    token_ids: bytes
+    logprobs: bytes | None = None
+    versions: list[list[int]] | None = None
+    mixed_kv_tokens: int = 0
+    finish_reason: str | None = None
+    match_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the engine answered and how it was read."""
+
+    context_node: int
+    context_offset: int
+    sampled_node: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_malformed_tool_calls: int
+    finish_reason: str
+    output_sha256: str
+    response: dict[str, Any]
+    cell_id: str
+    engine_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    number: int
+    execution: str
+    purpose: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCell:
+    id: str
+    engine_url: str
+    capacity: int
+
+
+def run_secret(session: Session, run: RunId) -> bytes:
+    """The HMAC key of a run's attempt tokens. Raises BadInput for an unknown run."""
+    secret = session.scalars(select(Run.secret).where(Run.id == run)).first()
+    if secret is None:
+        raise BadInput(f"no run {run!r} in this database")
+    return secret
+
+
+def latest_config(session: Session, run: RunId) -> dict[str, Any]:
+    """The newest resolved run file. Raises BadInput when the run has none."""
+    query = select(RunConfig.resolved).where(RunConfig.run_id == run).order_by(RunConfig.revision.desc())
+    resolved = session.scalars(query.limit(1)).first()
+    if resolved is None:
+        raise BadInput(f"run {run!r} has no configuration")
+    return resolved
+
+
+def serving_cells(session: Session, run: RunId) -> list[ServingCell]:
+    """Cells in ROLLOUT whose engine answers, in their order."""
+    query = (
+        select(Cell.id, Cell.engine_url, Cell.capacity)
+        .where(Cell.run_id == run, Cell.role == CellRole.ROLLOUT, Cell.engine_url.is_not(None))
+        .order_by(Cell.index)
+    )
+    return [ServingCell(name, str(url), capacity) for name, url, capacity in session.execute(query)]
+
+
+def attempt_facts(session: Session, attempt: AttemptId) -> AttemptFacts | None:
+    """What the gateway must know of an attempt; None if there is no such attempt."""
+    query = (
+        select(Attempt.number, Attempt.execution_id, QueryGroup.purpose, Attempt.status)
+        .join(Execution, Execution.id == Attempt.execution_id)
+        .join(QueryGroup, QueryGroup.id == Execution.group_id)
+        .where(Attempt.id == attempt)
+    )
+    row = session.execute(query).first()
+    return AttemptFacts(row[0], row[1], row[2], row[3]) if row else None
+
+
+def nodes(session: Session, attempt: AttemptId) -> Sequence[TreeNode]:
+    """The attempt's tree, parents before children."""
+    query = select(TreeNode).where(TreeNode.attempt_id == attempt).order_by(TreeNode.index)
+    return session.scalars(query).all()
+
+
+def calls(session: Session, attempt: AttemptId) -> Sequence[ModelCall]:
+    """The attempt's calls in order."""
+    query = select(ModelCall).where(ModelCall.attempt_id == attempt).order_by(ModelCall.index)
+    return session.scalars(query).all()
+
+
+def get(session: Session, call: CallId) -> ModelCall:
+    """One call, read afresh."""
+    return session.get_one(ModelCall, call, populate_existing=True)
+
+
+def begin(
+    session: Session,
+    attempt: AttemptId,
+    new: NewCall,
+    sampling: Callable[[int], dict[str, Any]],
+    *,
+    owner: str,
+    ttl_s: float,
+) -> int:
+    """Write the in-flight row under the attempt's next free index, which is returned.
+
+    ``sampling`` gives the parameters for an index, because the seed follows from it. Raises Fenced if
+    the attempt is sealed.
+    """
+    row = attempts.lock_open(session, attempt)
+    fixed = {
+        "attempt_id": attempt,
+        "execution_id": row.execution_id,
+        "run_id": row.run_id,
+        "status": CallStatus.IN_FLIGHT,
+        "lease_owner": owner,
+        "lease_expires_at": func.now() + timedelta(seconds=ttl_s),
+        **{name: getattr(new, name) for name in NewCall.__slots__},
+    }
+    highest = select(func.max(ModelCall.index)).where(ModelCall.attempt_id == attempt)
+    while True:
+        last = session.scalar(highest)
+        index = 0 if last is None else last + 1
+        values = fixed | {"id": call_id(attempt, index), "index": index, "sampling": sampling(index)}
+        statement = upsert(ModelCall).values(**values).on_conflict_do_nothing().returning(ModelCall.index)
+        # Another call of this attempt may have taken the index meanwhile; then the next one is free.
+        if session.scalar(statement) is not None:
+            return index
+
+
+def take_over(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_s: float) -> bool:
+    """Take an in-flight call whose gateway is gone; index and seed stay. False if it is not gone.
+
+    Gone means: its owner's name starts with ``dead_prefix`` (an earlier process on our own port), or its
+    lease ran out, which does not count within one TTL after Postgres started.
+    """
+    ttl = timedelta(seconds=ttl_s)
+    settled = func.pg_postmaster_start_time() < func.now() - ttl
+    expired = and_(ModelCall.lease_expires_at < func.now(), settled)
+    dead = and_(
+        ModelCall.lease_owner.startswith(dead_prefix, autoescape=True), ModelCall.lease_owner != owner
+    )
+    taken = session.execute(
+        update(ModelCall)
+        .where(ModelCall.id == call, ModelCall.status == CallStatus.IN_FLIGHT)
+        .where(or_(expired, dead, ModelCall.lease_owner == owner))
+        .values(lease_owner=owner, lease_expires_at=func.now() + ttl)
+        .returning(ModelCall.id)
+    )
+    return taken.first() is not None
+
+
+def renew(session: Session, owner: str, ttl_s: float) -> None:
+    """Keep the leases of all calls that this gateway has in flight."""
+    session.execute(
+        update(ModelCall)
+        .where(ModelCall.lease_owner == owner, ModelCall.status == CallStatus.IN_FLIGHT)
+        .values(lease_expires_at=func.now() + timedelta(seconds=ttl_s))
+    )
+
+
+def commit(
+    session: Session,
+    call: CallId,
+    attempt: AttemptId,
+    owner: str,
+    new_nodes: Sequence[NewNode],
+    outcome: Outcome,
+) -> bool:
+    """Write the nodes and the call in this one transaction. False if the call is not ours in flight.
+
+    Raises Fenced if the attempt is sealed, IntegrityError if another gateway used a node's index.
+    """
+    attempts.lock_open(session, attempt)
+    held = select(ModelCall.id).where(
+        ModelCall.id == call, ModelCall.lease_owner == owner, ModelCall.status == CallStatus.IN_FLIGHT
+    )
+    if session.scalar(held.with_for_update()) is None:
+        return False
+    session.execute(insert(TreeNode), [_node_values(node, attempt, call) for node in new_nodes])
+    values = {name: getattr(outcome, name) for name in Outcome.__slots__ if not name.endswith("_node")}
+    session.execute(
+        update(ModelCall)
+        .where(ModelCall.id == call)
+        .values(
+            status=CallStatus.COMMITTED,
+            committed_at=func.now(),
+            context_node_id=node_id(attempt, outcome.context_node),
+            sampled_node_id=node_id(attempt, outcome.sampled_node),
+            lease_owner=None,
+            lease_expires_at=None,
+            **values,
+        )
+    )
+    return True
+
+
+def fail(session: Session, call: CallId, owner: str, failure: str) -> None:
+    """Give a call up. A committed one stays as it is."""
+    session.execute(
+        update(ModelCall)
+        .where(ModelCall.id == call, ModelCall.lease_owner == owner, ModelCall.status == CallStatus.IN_FLIGHT)
+        .values(status=CallStatus.FAILED, failure=failure, lease_owner=None, lease_expires_at=None)
+    )
+
+
+def mark_delivered(session: Session, delivered: Sequence[CallId]) -> None:
+    """Say that these answers were written to their clients in full; a repeat keeps the first time."""
+    session.execute(
+        update(ModelCall)
+        .where(ModelCall.id.in_(delivered), ModelCall.delivered_at.is_(None))
+        .values(delivered_at=func.now())
+    )
+
+
+def _node_values(node: NewNode, attempt: AttemptId, call: CallId) -> dict[str, Any]:
+    values = {name: getattr(node, name) for name in NewNode.__slots__ if name != "parent"}
+    return values | {
+        "id": node_id(attempt, node.index),
+        "attempt_id": attempt,
+        "call_id": call,
+        "parent_id": None if node.parent is None else node_id(attempt, node.parent),
+        "num_tokens": len(node.token_ids) // 4,
+    }

@@ -1,0 +1,164 @@
+"""The router and the engine client: one call becomes one list of sampled tokens, whatever happens to cells.
+
+An aborted request continues from ``input_ids + sampled so far`` on the next cell; a failed one starts
+again with the same seed, so it repeats itself. While no cell serves, the call waits, bounded.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+from pydantic import ValidationError
+
+from db import calls
+from gateway.store import Store
+from gyre.contracts.engine import GenerateRequest, GenerateResponse, SamplingParams
+from gyre.contracts.errors import BadInput, EngineFailed
+from gyre.contracts.ids import RunId
+
+CELLS_FRESH_S = 1.0
+"""How long a list of cells is believed."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
+RETRIED_STATUS = frozenset({408, 409, 423, 425, 429})
+"""Client errors that say "not now": epoch over, paused, too many."""
+
+
+class Refused(BadInput):
+    """The engine will never take this request, most likely because it does not fit."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Tokens of one answer; ``versions`` is ``[[policy version, number of tokens], ...]`` in order."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[list[int]] = field(default_factory=list)
+    cached_tokens: int = 0
+    mixed_kv_tokens: int = 0
+    finish_reason: str = "abort"
+    cell_id: str = ""
+    engine_ms: int = 0
+
+    def extend(self, answer: GenerateResponse) -> None:
+        """Append a part. Raises EngineFailed if its parts do not agree."""
+        meta = answer.meta_info
+        versioned = sum(count for _, count in meta.weight_versions)
+        if not len(answer.output_ids) == len(meta.output_token_logprobs) == versioned:
+            raise EngineFailed("the engine's ids, log-probabilities and versions differ in number")
+        if not self.ids:
+            self.cached_tokens = meta.cached_tokens
+        self.ids += answer.output_ids
+        self.logprobs += [entry[0] for entry in meta.output_token_logprobs]
+        self.mixed_kv_tokens += meta.mixed_kv_tokens
+        self.finish_reason = meta.finish_reason.type if meta.finish_reason else "abort"
+        for version, count in meta.weight_versions:
+            if self.versions and self.versions[-1][0] == version:
+                self.versions[-1][1] += count
+            elif count:
+                self.versions.append([version, count])
+
+
+class Engines:
+    """Chooses a cell and asks its engine."""
+
+    def __init__(self, run: RunId, store: Store, *, hold_s: float, read_timeout_s: float) -> None:
+        self._run, self._store, self._hold_s = run, store, hold_s
+        timeout = httpx.Timeout(read_timeout_s, connect=5, pool=hold_s)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        self._cells: list[calls.ServingCell] = []
+        self._read_at = float("-inf")
+        self._in_flight: Counter[str] = Counter()
+        self._last_cell: dict[str, str] = {}
+
+    async def sample(self, rid: str, ids: list[int], params: SamplingParams, affinity: str) -> Sampled:
+        """All tokens of one answer. ``affinity`` names what keeps its KV on one cell.
+
+        Raises Refused when the request does not fit, EngineFailed when no engine got any further for
+        the hold time.
+        """
+        sampled, since, delay = Sampled(), time.monotonic(), FIRST_RETRY_S
+        begun, problem = since, "no cell serves"
+        while time.monotonic() - since < self._hold_s:
+            cell = await self._choose(affinity)
+            try:
+                grown = cell is not None and await self._ask(cell, rid, ids, params, sampled)
+            except (EngineFailed, httpx.TransportError) as error:
+                grown, problem = False, f"{type(error).__name__}: {error}"
+                self._read_at = float("-inf")
+            if sampled.ids and sampled.finish_reason != "abort":
+                sampled.engine_ms = round(1000 * (time.monotonic() - begun))
+                return sampled
+            if grown:
+                since, delay = time.monotonic(), FIRST_RETRY_S
+            await asyncio.sleep(delay * random.uniform(0.5, 1))
+            delay = min(2 * delay, LONGEST_RETRY_S)
+        raise EngineFailed(f"no engine answered within {self._hold_s:.0f} s ({problem})")
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _ask(
+        self,
+        cell: calls.ServingCell,
+        rid: str,
+        ids: list[int],
+        params: SamplingParams,
+        sampled: Sampled,
+    ) -> bool:
+        """Send what is left to sample to one cell. True if tokens came back."""
+        left = params.max_new_tokens - len(sampled.ids)
+        request = GenerateRequest(
+            rid=f"{rid}/{len(sampled.ids)}",
+            input_ids=ids + sampled.ids,
+            sampling_params=params.model_copy(update={"max_new_tokens": left}),
+        )
+        self._in_flight[cell.id] += 1
+        try:
+            response = await self._http.post(f"{cell.engine_url}/generate", json=request.model_dump())
+        finally:
+            self._in_flight[cell.id] -= 1
+        answer = _read(response)
+        if not answer.output_ids and not (answer.meta_info.finish_reason or None):
+            raise EngineFailed("the engine answered without tokens")
+        sampled.extend(answer)
+        sampled.cell_id = cell.id
+        if len(sampled.ids) >= params.max_new_tokens and sampled.finish_reason == "abort":
+            sampled.finish_reason = "length"
+        return bool(answer.output_ids)
+
+    async def _choose(self, affinity: str) -> calls.ServingCell | None:
+        """The cell that this affinity had, while it serves; else the one with the most room."""
+        if time.monotonic() - self._read_at > CELLS_FRESH_S:
+            self._cells = await self._store.run(lambda s: calls.serving_cells(s, self._run))
+            self._read_at = time.monotonic()
+        if not self._cells:
+            return None
+        known = {cell.id: cell for cell in self._cells}
+        if (last := self._last_cell.get(affinity)) in known:
+            return known[last]
+        cell = min(self._cells, key=lambda c: self._in_flight[c.id] / max(c.capacity, 1))
+        self._last_cell[affinity] = cell.id
+        return cell
+
+
+def _read(response: httpx.Response) -> GenerateResponse:
+    if response.status_code in RETRIED_STATUS or response.status_code >= 500:
+        raise EngineFailed(f"status {response.status_code}")
+    if response.status_code >= 400:
+        raise Refused(_reason(response))
+    try:
+        return GenerateResponse.model_validate_json(response.content)
+    except ValidationError as error:
+        raise EngineFailed(f"unreadable answer ({error.error_count()} problems)") from error
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the engine refused the request with status {response.status_code}"

@@ -1,0 +1,138 @@
+"""The model's own chat template and tokenizer: conversations to token ids, sampled ids to text.
+
+A suffix is rendered by a bridge: a dummy conversation that ends in an assistant message with the same
+tool call ids, then the new messages. What the template puts after the stop token comes from the
+template, and the ids before it are those that were sampled.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from gyre.contracts.errors import BadInput
+from gyre.trajectory.answers import OPEN_THINK
+from gyre.trajectory.arrays import Ids, as_ids
+from gyre.trajectory.canonical import Message, ToolCall, whole_characters
+
+MARKER = "@gyre-bridge-3f1c@"
+"""Stands for a sampled answer in a bridge; found again in the rendered text."""
+PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
+
+
+class Renderer:
+    """Pure but for reading the model's folder once; thread-safe."""
+
+    def __init__(self, model_path: Path) -> None:
+        """Raises BadInput when the folder has no tokenizer with a chat template."""
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"model.path {model_path}: no tokenizer can be read: {error}") from error
+        if not self._tokenizer.chat_template:
+            raise BadInput(f"model.path {model_path}: the tokenizer has no chat template")
+        self._end_text = self._end_of_turn()
+        self.stop_ids = self._read_stop_ids(model_path)
+        self._bridge_needs_tools = self._sees_tools_in_suffix()
+
+    def full(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+        """The whole prompt. Raises BadInput when the template refuses the conversation."""
+        try:
+            return self._render([_for_template(m) for m in messages], tools)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise BadInput(f"the model's chat template refuses this conversation: {error}") from error
+
+    def bridge(
+        self, answer: Message, new: Sequence[Message], tools: Sequence[dict[str, Any]], *, stopped: bool
+    ) -> str | None:
+        """What follows a sampled answer: turn end if it was not ``stopped``, new messages, generation prompt.
+
+        None if the template does not allow it; then the whole conversation is rendered.
+        """
+        if self._end_text is None:
+            return None
+        names = [ToolCall(call.id, call.name, "{}") for call in answer.tool_calls]
+        dummy = [Message("user", ("-",)), Message("assistant", (MARKER,), tuple(names)), *new]
+        try:
+            text = self._render([_for_template(m) for m in dummy], tools if self._bridge_needs_tools else ())
+        except (TemplateError, TypeError, ValueError):
+            return None
+        end = text.find(self._end_text, text.find(MARKER)) if MARKER in text else -1
+        return None if end < 0 else text[end + (len(self._end_text) if stopped else 0) :]
+
+    def encode(self, text: str) -> Ids:
+        return as_ids(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode_answer(self, ids: Ids) -> str:
+        """The text of sampled ids without their stop token."""
+        kept = ids[:-1] if self.ends_turn(ids) else ids
+        return self._tokenizer.decode(kept.tolist(), skip_special_tokens=False)
+
+    def ends_turn(self, ids: Ids) -> bool:
+        return len(ids) > 0 and int(ids[-1]) in self.stop_ids
+
+    def opens_thinking(self, prompt: str) -> bool:
+        """Whether the prompt ends inside a reasoning section that the template opened."""
+        return prompt.rstrip().endswith(OPEN_THINK)
+
+    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+        return self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
+
+    def _end_of_turn(self) -> str | None:
+        """The special token that the template writes after an assistant's text; None if it writes none."""
+        turn = [Message("user", ("-",)), Message("assistant", (MARKER,)), Message("user", ("-",))]
+        try:
+            text = self.full(turn, ())
+        except BadInput:
+            return None
+        if MARKER not in text:
+            return None
+        first = self.encode(text[text.index(MARKER) + len(MARKER) :])[:1]
+        special = len(first) > 0 and int(first[0]) in self._tokenizer.all_special_ids
+        return self._tokenizer.decode(first.tolist(), skip_special_tokens=False) if special else None
+
+    def _read_stop_ids(self, model_path: Path) -> tuple[int, ...]:
+        """generation_config's, the tokenizer's and the template's end tokens."""
+        found: set[int] = set()
+        config = model_path / "generation_config.json"
+        if config.exists():
+            listed = json.loads(config.read_text()).get("eos_token_id") or []
+            found |= set(listed if isinstance(listed, list) else [listed])
+        if self._tokenizer.eos_token_id is not None:
+            found.add(self._tokenizer.eos_token_id)
+        if self._end_text is not None:
+            found |= set(self.encode(self._end_text).tolist())
+        return tuple(sorted(found))
+
+    def _sees_tools_in_suffix(self) -> bool:
+        """Whether tools change what follows an answer (some templates list them before the last turn)."""
+        self._bridge_needs_tools = True
+        answer, new = Message("assistant", (MARKER,)), [Message("user", ("-",))]
+        listed = self.bridge(answer, new, [PROBE_TOOL], stopped=True)
+        return listed != self.bridge(answer, new, (), stopped=True)
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        shown["tool_calls"] = [_call_for_template(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    """Templates want arguments as an object where they are one."""
+    try:
+        arguments = whole_characters(json.loads(call.arguments))
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,0 +1,45 @@
+"""Token ids and log-probabilities as arrays, packed bytes and hashes: int32 / float32 little-endian."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+
+
+def as_ids(values: Sequence[int] | NDArray[np.int32]) -> Ids:
+    """Shape (n,). Raises OverflowError for an id that is no int32."""
+    return np.asarray(values, dtype="<i4")
+
+
+def as_logprobs(values: Sequence[float]) -> Logprobs:
+    """Shape (n,), rounded to float32: the form in which they are stored and hashed."""
+    return np.asarray(values, dtype="<f4")
+
+
+def unpack_ids(data: bytes) -> Ids:
+    return np.frombuffer(data, dtype="<i4")
+
+
+def unpack_logprobs(data: bytes) -> Logprobs:
+    return np.frombuffer(data, dtype="<f4")
+
+
+def ids_sha256(ids: Ids) -> str:
+    """``model_call.input_sha256``."""
+    return hashlib.sha256(ids.tobytes()).hexdigest()
+
+
+def output_sha256(ids: Ids, logprobs: Logprobs) -> str:
+    """``model_call.output_sha256``: the ids, then their log-probabilities."""
+    return hashlib.sha256(ids.tobytes() + logprobs.tobytes()).hexdigest()
+
+
+def common_prefix(a: Ids, b: Ids) -> int:
+    """How many leading tokens two sequences share."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
