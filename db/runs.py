@@ -1,0 +1,99 @@
+"""Runs, their configuration revisions and their tasks."""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from db.models import Run, RunConfig, Task
+from gyre.contracts.ids import RunId, task_id
+from gyre.contracts.lifecycle import RUN, RunStatus, advance
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class NewTask:
+    name: str
+    split: str
+    """``train`` or ``heldout``."""
+    path: str
+    sha256: str
+    """Of the folder's files."""
+
+
+def find(session: Session, run: str) -> Run | None:
+    """The run's row, or None."""
+    return session.get(Run, run, populate_existing=True)
+
+
+def newest_first(session: Session) -> list[Run]:
+    return list(session.scalars(select(Run).order_by(Run.created_at.desc(), Run.id)))
+
+
+def create(session: Session, run: RunId) -> bool:
+    """Insert the run. False when a run of that name is there already; nothing is changed then."""
+    values = {"id": run, "status": RunStatus.CREATED, "secret": secrets.token_bytes(SECRET_BYTES)}
+    made = session.execute(insert(Run).values(**values).on_conflict_do_nothing().returning(Run.id))
+    return made.first() is not None
+
+
+def latest_config(session: Session, run: str) -> RunConfig | None:
+    """The newest revision of the run's resolved configuration."""
+    query = select(RunConfig).where(RunConfig.run_id == run).order_by(RunConfig.revision.desc())
+    return session.scalars(query.limit(1)).first()
+
+
+def revise_config(session: Session, run: RunId, resolved: dict[str, Any], fingerprint: str) -> int:
+    """Store the configuration as a new revision unless it equals the newest; the revision in force."""
+    session.get_one(Run, run, with_for_update=True)  # two revisers would mint one number
+    latest = latest_config(session, run)
+    if latest is not None and latest.resolved == resolved:
+        return latest.revision
+    revision = latest.revision + 1 if latest is not None else 0
+    session.add(RunConfig(run_id=run, revision=revision, resolved=resolved, fingerprint=fingerprint))
+    session.flush()
+    return revision
+
+
+def add_tasks(session: Session, run: RunId, tasks: Iterable[NewTask]) -> None:
+    """Insert the run's tasks; those that are there stay as they are."""
+    rows = [
+        {
+            "id": task_id(run, task.name),
+            "run_id": run,
+            "name": task.name,
+            "split": task.split,
+            "path": task.path,
+            "sha256": task.sha256,
+        }
+        for task in tasks
+    ]
+    if rows:
+        session.execute(insert(Task).values(rows).on_conflict_do_nothing())
+
+
+def tasks_of(session: Session, run: str) -> list[Task]:
+    return list(session.scalars(select(Task).where(Task.run_id == run).order_by(Task.id)))
+
+
+def set_status(session: Session, run: RunId, status: RunStatus, failure: str | None = None) -> None:
+    """Move the run to ``status``. Raises IllegalTransition where its lifecycle forbids that."""
+    row = session.get_one(Run, run, with_for_update=True, populate_existing=True)
+    advance(RUN, RunStatus(row.status), status)
+    ended = status in (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED)
+    session.execute(
+        update(Run)
+        .where(Run.id == run)
+        .values(status=status, failure=failure, finished_at=func.now() if ended else None)
+    )
+
+
+def ended_for_s(session: Session, run: str) -> float:
+    """Seconds since the run ended; 0 while it has not."""
+    age = func.extract("epoch", func.now() - Run.finished_at)
+    return float(session.scalar(select(func.coalesce(age, 0)).where(Run.id == run)) or 0)

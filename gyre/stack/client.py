@@ -1,0 +1,147 @@
+"""What other rooms call: bring the services and the processes of a run up and down."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gyre
+from gyre.contracts.errors import BadInput, GyreError
+from gyre.settings.services import Services
+from gyre.stack.control import Status, ask
+from gyre.stack.files import StateDir
+from gyre.stack.identity import identify, is_alive
+from gyre.stack.ledger import Ledger
+from gyre.stack.orphans import MARK
+from gyre.stack.record import read_record
+from gyre.stack.runs import read_run
+
+KEEPER_S = 30.0
+"""For the keeper to listen; it is one Python start."""
+SERVICES_S = 300.0
+"""For initdb, three servers and the migrations on a machine that is busy."""
+
+
+def ensure_up(state_dir: Path) -> Services:
+    """Start what is not running; return when all services serve and the database is migrated.
+
+    Calling it again is cheap. Raises BadInput with one sentence when a service cannot be started.
+    """
+    state = _ensure_keeper(state_dir)
+    _ask(state, "start_services", timeout_s=SERVICES_S)
+    record = read_record(state)
+    if record is None:
+        raise GyreError(f"{state.services} went away while the services started")
+    return record.services()
+
+
+def down(state_dir: Path) -> bool:
+    """Stop the runs' processes and the services; no process is left and no data is lost.
+
+    False if nothing was running.
+    """
+    state = StateDir(state_dir.absolute())
+    if not state.processes.exists() or (
+        status(state_dir) is None and not Ledger(state.processes).any_alive()
+    ):
+        return False
+    _ensure_keeper(state_dir)  # the keeper may have been killed, and its processes need one to end them
+    told = status(state_dir)
+    keeper = identify(told.keeper_pid) if told else None
+    _ask(state, "stop", timeout_s=120.0)
+    deadline = time.monotonic() + KEEPER_S
+    while keeper is not None and is_alive(keeper) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return True
+
+
+def status(state_dir: Path) -> Status | None:
+    """What the keeper says; None when none runs."""
+    state = StateDir(state_dir.absolute())
+    if not state.root.exists():
+        return None
+    try:
+        return Status.model_validate(ask(state.control_socket, "status"))
+    except OSError:
+        return None
+
+
+def services_of(state_dir: Path, run: str | None = None) -> Services:
+    """Addresses of the services that ``run`` uses, or of the embedded ones.
+
+    Raises BadInput when nothing was ever started here.
+    """
+    state = StateDir(state_dir.absolute())
+    started = read_run(state, run) if run else None
+    if started is not None:
+        return started.services
+    record = read_record(state)
+    if record is None:
+        raise BadInput(
+            f"no services in {state.root}: run `gyre up` first, or change to the folder of the run"
+        )
+    return record.services()
+
+
+def start_run(
+    state_dir: Path, run: str, services: Services, *, harness_slots: int, evaluate_slots: int
+) -> None:
+    """Have the keeper run the gateway, the worker and the cell of a run; again: changes nothing."""
+    state = _ensure_keeper(state_dir)
+    _ask(
+        state,
+        "start_run",
+        timeout_s=60.0,
+        run=run,
+        services=services.model_dump(mode="json"),
+        harness_slots=harness_slots,
+        evaluate_slots=evaluate_slots,
+    )
+
+
+def stop_run(state_dir: Path, run: str) -> None:
+    """End the processes of a run, harnesses included. No keeper, or no such run: nothing to do."""
+    if status(state_dir) is not None:
+        _ask(StateDir(state_dir.absolute()), "stop_run", timeout_s=120.0, run=run)
+
+
+def _ask(state: StateDir, command: str, *, timeout_s: float, **arguments: object) -> None:
+    try:
+        ask(state.control_socket, command, timeout_s=timeout_s, **arguments)
+    except OSError as error:
+        raise GyreError(
+            f"the keeper did not answer `{command}` ({error}): see {state.logs}/keeper.log"
+        ) from error
+
+
+def _ensure_keeper(state_dir: Path) -> StateDir:
+    state = StateDir(state_dir.absolute())
+    if status(state_dir) is not None:
+        return state
+    state.make()
+    _spawn_keeper(state)
+    deadline = time.monotonic() + KEEPER_S
+    while status(state_dir) is None:
+        if time.monotonic() > deadline:
+            raise GyreError(f"the keeper could not be started: see {state.logs}/keeper.log")
+        time.sleep(0.05)
+    return state
+
+
+def _spawn_keeper(state: StateDir) -> None:
+    """Return when it has gone into the background, or has found that another keeper is there."""
+    source = str(Path(gyre.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    with (state.logs / "keeper.log").open("ab") as log:
+        result = subprocess.run(
+            [sys.executable, "-m", "gyre.stack.keeper", "--state-dir", str(state.root)],
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": path, MARK: str(state.root)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=KEEPER_S,
+        )
+    if result.returncode != 0:
+        raise GyreError(f"the keeper could not be started: see {state.logs}/keeper.log")

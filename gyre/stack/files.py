@@ -1,0 +1,88 @@
+"""Paths of a state directory, and files that are written whole or not at all."""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from gyre.contracts.errors import BadInput
+
+SOCKET_PATH_BYTES = 100
+"""``sun_path`` holds 108 bytes; some are left for suffixes."""
+
+
+@dataclass(frozen=True)
+class StateDir:
+    """``.gyre``: one keeper, one set of services, any number of runs."""
+
+    root: Path
+
+    @property
+    def services(self) -> Path:
+        return self.root / "services.json"
+
+    @property
+    def processes(self) -> Path:
+        return self.root / "processes.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "keeper.lock"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def postgres(self) -> Path:
+        return self.root / "postgres"
+
+    @property
+    def temporal(self) -> Path:
+        return self.root / "temporal"
+
+    @property
+    def s3(self) -> Path:
+        return self.root / "s3"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    def run(self, name: str) -> Path:
+        return self.runs / name
+
+    @property
+    def control_socket(self) -> Path:
+        return short_socket(self.root / "keeper.sock")
+
+    def make(self) -> None:
+        """Make the directories. Raises BadInput where they cannot be made."""
+        try:
+            for folder in (self.root, self.logs, self.temporal, self.s3, self.runs):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"state directory {self.root}: {error.strerror}") from None
+
+
+def short_socket(path: Path) -> Path:
+    """``path`` itself, or where that is too long for a Unix socket one in a private temporary folder."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
+        return path
+    digest = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"gyre-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise BadInput(f"{folder} belongs to another user, so no socket can be made there")
+    return folder / path.name
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace ``path`` atomically; mode 0600 because it carries credentials."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(name, path)

@@ -1,0 +1,126 @@
+"""The processes of a run: gateway, worker and cell supervisor, started from boot files."""
+
+import socket
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import RunId, cell_id
+from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot
+from gyre.settings.services import Services
+from gyre.stack.files import StateDir, short_socket, write_private
+from gyre.stack.ports import HOST, accepts, choose_port
+from gyre.stack.spec import ProcessSpec
+
+
+class RunRecord(BaseModel):
+    """``runs/<run>/processes.json``: what the processes of a run keep over restarts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    services: Services
+    harness_slots: int
+    evaluate_slots: int
+    gateway_port: int
+    engine_port: int
+    wanted: bool = True
+    """False once it was stopped; a new keeper starts the runs that are wanted."""
+
+
+def record_path(state: StateDir, run: str) -> Path:
+    return state.run(run) / "processes.json"
+
+
+def read_run(state: StateDir, run: str) -> RunRecord | None:
+    """The record, or None if the run was never started here. Raises BadInput if the file was damaged."""
+    path = record_path(state, run)
+    try:
+        return RunRecord.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None
+
+
+def read_runs(state: StateDir) -> list[RunRecord]:
+    """Every run that was started from this state directory, by name."""
+    names = sorted(path.parent.name for path in state.runs.glob("*/processes.json"))
+    return [record for name in names if (record := read_run(state, name)) is not None]
+
+
+def write_run(state: StateDir, record: RunRecord) -> None:
+    state.run(record.run).mkdir(parents=True, exist_ok=True)
+    write_private(record_path(state, record.run), record.model_dump_json(indent=2))
+
+
+def ensure_run(
+    state: StateDir, run: str, services: Services, harness_slots: int, evaluate_slots: int
+) -> RunRecord:
+    """The record of a run that shall have processes; its ports stay what they were."""
+    earlier = read_run(state, run)
+    taken = {port for other in read_runs(state) for port in (other.gateway_port, other.engine_port)}
+    gateway_port = earlier.gateway_port if earlier else choose_port(taken)
+    engine_port = earlier.engine_port if earlier else choose_port(taken | {gateway_port})
+    record = RunRecord(
+        run=run,
+        services=services,
+        harness_slots=harness_slots,
+        evaluate_slots=evaluate_slots,
+        gateway_port=gateway_port,
+        engine_port=engine_port,
+    )
+    write_run(state, record)
+    return record
+
+
+def host_name() -> str:
+    """This machine's name in ``host/<h>``."""
+    return socket.gethostname().split(".")[0].lower() or "localhost"
+
+
+def run_specs(state: StateDir, record: RunRecord) -> list[ProcessSpec]:
+    """Write the boot files and describe the three processes, in the order they should start."""
+    common = {
+        "run": record.run,
+        "services": record.services.model_dump(mode="json"),
+        "state_dir": str(state.run(record.run)),
+        "host": host_name(),
+    }
+    gateway_socket = str(short_socket(state.run(record.run) / "gateway.sock"))
+    gateway = GatewayBoot(**common, port=record.gateway_port, socket=gateway_socket)
+    worker = WorkerBoot(
+        **common,
+        gateway_url=f"http://{HOST}:{record.gateway_port}",
+        gateway_socket=gateway_socket,
+        harness_slots=record.harness_slots,
+        evaluate_slots=record.evaluate_slots,
+    )
+    cell = CellBoot(**common, cell=cell_id(RunId(record.run), 0), engine_port=record.engine_port)
+    return [
+        _spec(state, record, "cell-0", "gpu_workers.supervisor", cell),
+        _spec(state, record, "gateway", "gateway", gateway, port=record.gateway_port),
+        _spec(state, record, "worker", "activities.worker", worker),
+    ]
+
+
+def _spec(
+    state: StateDir, record: RunRecord, name: str, module: str, boot: BaseModel, *, port: int | None = None
+) -> ProcessSpec:
+    folder = state.run(record.run)
+    boot_file = folder / f"{name}.boot.json"
+    text = boot.model_dump_json(indent=2)
+    write_private(boot_file, text)
+    return ProcessSpec(
+        name=f"{record.run}/{name}",
+        command=(sys.executable, "-m", module, "--boot", str(boot_file)),
+        cwd=folder,
+        log=folder / f"{name}.log",
+        environment={"GYRE_RUN": record.run},
+        ports=(port,) if port else (),
+        healthy=(lambda: accepts(port)) if port else (lambda: True),
+        inputs=text,
+        stop_grace_s=20.0,
+    )
