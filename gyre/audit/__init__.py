@@ -1,1 +1,1 @@
-"""An independent witness: shares no code with recorder, trainer or account keeping."""
+"""An independent witness of a run: it shares no code with recorder, trainer or account keeping."""

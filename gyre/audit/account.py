@@ -1,0 +1,127 @@
+"""Dispositions, the account of groups, and what failed on the way."""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from db.audit import ExecutionRow, GroupRow, RewardRow, RunRows
+from gyre.audit.findings import Findings
+from gyre.contracts.lifecycle import (
+    BatchStatus,
+    CallStatus,
+    Disposition,
+    EndReason,
+    EvaluationStatus,
+    ExecutionStatus,
+    GroupStatus,
+    Purpose,
+    RunStatus,
+)
+
+
+class Interruptions(NamedTuple):
+    """What went wrong while harnesses ran."""
+
+    executions: int
+    """Executions whose sandbox was lost or one of whose model calls failed for good."""
+    discarded_tokens: int
+    """Sampled, then thrown away."""
+    harness_errors: int
+    """Attempts that infrastructure ended."""
+
+
+def check_dispositions(rows: RunRows, findings: Findings) -> None:
+    """One disposition for each execution, a valid reward behind each score, all N in each group."""
+    rewards = {reward.id: reward for reward in rows.rewards}
+    for execution in rows.executions:
+        _check_disposition(execution, rows.status, findings)
+        if execution.disposition == Disposition.SCORED:
+            _check_reward(execution, rewards.get(execution.reward_id or ""), findings)
+    for group, members in _members(rows):
+        findings.require(
+            "every_execution_disposed",
+            len(members) == group.size,
+            f"{group.id} has {len(members)} executions, not {group.size}",
+        )
+
+
+def _check_disposition(execution: ExecutionRow, run_status: str, findings: Findings) -> None:
+    terminal = execution.status == ExecutionStatus.TERMINAL
+    disposed = execution.disposition in set(Disposition)
+    sentence = f"{execution.id} is {execution.status} with disposition {execution.disposition}"
+    consistent = terminal == disposed == (execution.terminal_at is not None)
+    over = run_status != RunStatus.FINISHED or terminal
+    findings.require("every_execution_disposed", consistent and over, sentence)
+
+
+def _check_reward(execution: ExecutionRow, reward: RewardRow | None, findings: Findings) -> None:
+    if reward is None or reward.execution_id != execution.id:
+        findings.require("rewards_valid", False, f"{execution.id} is scored without a reward of its own")
+        return
+    in_unit = 0 <= reward.value <= 1
+    findings.require("rewards_valid", in_unit, f"{reward.id} is {reward.value}, outside [0, 1]")
+    if reward.evaluation_id is None:
+        sentence = f"{reward.id} is {reward.value} without an evaluation"
+        findings.require("rewards_valid", reward.value == 0, sentence)
+        return
+    succeeded = reward.evaluation_status == EvaluationStatus.SUCCEEDED
+    sentence = f"{reward.id} comes from an evaluation that is {reward.evaluation_status}"
+    findings.require("rewards_valid", succeeded, sentence)
+    own = reward.evaluation_execution_id == execution.id
+    findings.require("rewards_valid", own, f"{reward.id} comes from another execution's evaluation")
+
+
+def check_account(rows: RunRows, findings: Findings) -> None:
+    """Each dispatched train group is trained, ready, assigned, running or dropped, and is what it says."""
+    batches = {batch.id: batch.status for batch in rows.batches}
+    for group, members in _members(rows):
+        if group.purpose != Purpose.TRAIN:
+            sentence = f"{group.id} is held out and in {group.batch_id}"
+            findings.require("account_balances", group.batch_id is None, sentence)
+            continue
+        unfinished = sum(member.status != ExecutionStatus.TERMINAL for member in members)
+        holds = {
+            GroupStatus.TRAINED: batches.get(group.batch_id or "") == BatchStatus.TRAINED,
+            GroupStatus.ASSIGNED: batches.get(group.batch_id or "") == BatchStatus.OPEN,
+            GroupStatus.READY: group.batch_id is None and unfinished == 0,
+            GroupStatus.RUNNING: group.batch_id is None and rows.status != RunStatus.FINISHED,
+            GroupStatus.DROPPED: group.batch_id is None and bool(group.drop_reason),
+        }
+        sentence = (
+            f"{group.id} is {group.status} with {unfinished} unfinished executions, "
+            f"batch {group.batch_id} and drop reason {group.drop_reason}"
+        )
+        findings.require("account_balances", holds.get(GroupStatus(group.status), False), sentence)
+
+
+def count_interruptions(rows: RunRows, findings: Findings) -> Interruptions:
+    """Executions interrupted, sampled tokens discarded and attempts that infrastructure ended.
+
+    A call that ends with its own harness (time limit, cancellation) interrupts nobody.
+    """
+    ended = {a.id for a in rows.attempts if a.end_reason in (EndReason.TIME_LIMIT, EndReason.CANCELLED)}
+    failed = [c for c in rows.calls if c.status == CallStatus.FAILED and c.attempt_id not in ended]
+    lost = [a for a in rows.attempts if a.end_reason == EndReason.SANDBOX_LOST]
+    discarded = {c.id: c.num_output_tokens for c in failed if c.num_output_tokens}
+    for node in rows.aborts:
+        if node.attempt_id not in ended:
+            discarded[node.call_id] = max(discarded.get(node.call_id, 0), node.num_tokens)
+    errors = [a for a in rows.attempts if a.failure]
+    for call in failed:
+        findings.require("executions_uninterrupted", False, f"{call.id} failed: {call.failure}")
+    for attempt in lost:
+        findings.require("executions_uninterrupted", False, f"{attempt.id} lost its sandbox")
+    for name, count in discarded.items():
+        findings.require(
+            "sampled_tokens_kept", count == 0, f"{count} sampled tokens of {name} were thrown away"
+        )
+    for attempt in errors:
+        findings.require("harnesses_unharmed", False, f"{attempt.id} ended by failure: {attempt.failure}")
+    interrupted = {c.execution_id for c in failed} | {a.execution_id for a in lost}
+    return Interruptions(len(interrupted), sum(discarded.values()), len(errors))
+
+
+def _members(rows: RunRows) -> list[tuple[GroupRow, list[ExecutionRow]]]:
+    members: dict[str, list[ExecutionRow]] = defaultdict(list)
+    for execution in rows.executions:
+        members[execution.group_id].append(execution)
+    return [(group, members[group.id]) for group in rows.groups]

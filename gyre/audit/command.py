@@ -1,0 +1,64 @@
+"""``gyre audit RUN``: an independent recount of a run from Postgres, S3 and Temporal."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+from rich.console import Console
+from rich.progress import Progress as ProgressBar
+from rich.progress import TaskID
+from sqlalchemy.exc import OperationalError
+
+from gyre.audit.report import render
+from gyre.audit.trees import Progress
+from gyre.audit.witness import MAX_TOKENS, audit_run
+from gyre.contracts.errors import BadInput
+from gyre.settings.services import Services
+from gyre.settings.state import state_dir
+from gyre.stack import services_of
+
+
+def audit(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    max_tokens: Annotated[int, typer.Option("--tokens", help="Sampled tokens to recompute.")] = MAX_TOKENS,
+    seed: Annotated[int, typer.Option(help="Chooses which calls are recomputed.")] = 0,
+) -> None:
+    """Recount a run from its rows, weights and histories; exit 0 if it is clean, 1 if not."""
+    name = run.removeprefix("run/")
+    services = services_of(state_dir(), name)
+    with _progress_on_stderr() as progress, _reachable(services):
+        report = audit_run(services, name, max_tokens=max_tokens, seed=seed, progress=progress)
+    if as_json:
+        print(report.model_dump_json(indent=2))
+    else:
+        Console().print(render(report))
+    raise typer.Exit(0 if report.clean else 1)
+
+
+@contextmanager
+def _progress_on_stderr() -> Generator[Progress]:
+    """A progress bar for each part of the audit."""
+    with ProgressBar(console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield show
+
+
+@contextmanager
+def _reachable(services: Services) -> Generator[None]:
+    """Say in one sentence which service could not be read."""
+    try:
+        yield
+    except OperationalError as error:
+        reason = str(error.orig).splitlines()[0]
+        raise BadInput(f"Postgres cannot be read (`gyre up` starts it): {reason}") from error
+    except (BotoCoreError, ClientError) as error:
+        raise BadInput(f"S3 at {services.s3_endpoint or 'AWS'} cannot be read: {error}") from error

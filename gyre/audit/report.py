@@ -1,0 +1,106 @@
+"""The result of an audit: the stable JSON document and the table that people see."""
+
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+MAX_PAYLOAD_BYTES = 16 << 10
+"""No token travels through Temporal: workflows exchange ids only."""
+
+
+class AuditReport(BaseModel):
+    """Numbers of the witness. The run is clean when ``violations`` is empty."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    calls: int
+    """Committed model calls."""
+    coverage: float
+    """Share of them that was rebuilt from the tree and compared with its hashes."""
+    hash_mismatches: int
+    """Calls whose ids, log-probabilities, context or counts differ from what they recorded."""
+    tokens: int
+    """Sampled tokens whose log-probability was recomputed."""
+    versions: int
+    """Policy versions that sampled those tokens."""
+    logprob_gap_mean: float | None
+    logprob_gap_p999: float | None
+    """Of |recorded - recomputed|; None if no token was recomputed."""
+    mixed_kv_tokens: int
+    """Tokens of all calls sampled over KV of an older version; left out of the gap."""
+    targets_not_sampled: int
+    targets_repeated: int
+    """In tokens."""
+    gradients_missing: int
+    gradients_duplicated: int
+    """In trajectories."""
+    waterlevel_violations: int
+    executions_interrupted: int
+    sampled_tokens_discarded: int
+    harness_errors: int
+    """Attempts that infrastructure ended."""
+    largest_payload_bytes: int | None
+    """In all Temporal histories of the run; None if Temporal could not be read."""
+    checks: dict[str, bool]
+    violations: list[str]
+
+    @property
+    def clean(self) -> bool:
+        return not self.violations
+
+
+class Line(NamedTuple):
+    """One line of the table: a number, what is allowed, and the checks that judge it."""
+
+    name: str
+    allowed: str
+    checks: tuple[str, ...]
+
+
+LINES = (
+    Line("calls", "", ()),
+    Line("coverage", "1", ("calls_rebuilt",)),
+    Line("hash_mismatches", "0", ("hashes_match",)),
+    Line("tokens", "", ()),
+    Line("versions", "", ("versions_known",)),
+    Line("logprob_gap_mean", "1e-3 (bfloat16: 3e-2)", ("logprobs_match",)),
+    Line("logprob_gap_p999", "2e-2 (bfloat16: 0.5)", ("logprobs_match",)),
+    Line("mixed_kv_tokens", "0 unless in_place", ("no_mixed_kv",)),
+    Line("targets_not_sampled", "0", ("targets_sampled",)),
+    Line("targets_repeated", "0", ("targets_once",)),
+    Line("gradients_missing", "0", ("gradients_once",)),
+    Line("gradients_duplicated", "0", ("gradients_once",)),
+    Line("waterlevel_violations", "0", ("waterlevel_kept",)),
+    Line("executions_interrupted", "0", ("executions_uninterrupted",)),
+    Line("sampled_tokens_discarded", "0", ("sampled_tokens_kept",)),
+    Line("harness_errors", "0", ("harnesses_unharmed",)),
+    Line("largest_payload_bytes", f"{MAX_PAYLOAD_BYTES}", ("payloads_small",)),
+)
+
+
+def render(report: AuditReport) -> RenderableType:
+    """The numbers, then the checks that have no number, then the violations."""
+    table = Table("name", "value", "allowed", "ok", title=f"audit of {report.run}", title_justify="left")
+    for line in LINES:
+        value = getattr(report, line.name)
+        holds = all(report.checks[check] for check in line.checks)
+        table.add_row(line.name, _number(value), line.allowed, _mark(holds) if line.checks else "")
+    numbered = {check for line in LINES for check in line.checks}
+    for check, holds in report.checks.items():
+        if check not in numbered:
+            table.add_row(check, "", "", _mark(holds))
+    return Group(table, *(Text(violation, "red") for violation in report.violations))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "not read"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _mark(holds: bool) -> Text:
+    return Text("yes", "green") if holds else Text("no", "red")
