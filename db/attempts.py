@@ -53,7 +53,11 @@ def seal(
     exit_code: int | None = None,
     failure: str | None = None,
 ) -> bool:
-    """Close the attempt to writers for good. True for the call that sealed it; a repeat changes nothing."""
+    """Close the attempt to writers for good. True for the call that sealed it.
+
+    A repeat changes nothing, but that a failure found later (its workspace cannot be saved, say) is
+    noted once, so that the next attempt can open.
+    """
     sealed = session.execute(
         update(Attempt)
         .where(Attempt.id == attempt, Attempt.status == AttemptStatus.OPEN)
@@ -66,4 +70,10 @@ def seal(
         )
         .returning(Attempt.id)
     )
-    return sealed.first() is not None
+    if sealed.first() is not None:
+        return True
+    if failure is not None:
+        session.execute(
+            update(Attempt).where(Attempt.id == attempt, Attempt.failure.is_(None)).values(failure=failure)
+        )
+    return False

@@ -101,6 +101,8 @@ class EvaluateInput(Message):
     number: int
     try_number: int
     limit_s: float
+    final: bool = False
+    """The budget's last try: its failure ends the evaluation."""
 
 
 class EvaluateResult(Message):
@@ -243,6 +245,7 @@ class Decision(Message):
     kind: Literal["start", "burst", "finish", "fail"]
     groups: list[GroupStart] = Field(default_factory=list[GroupStart])
     version: int = 0
+    num_updates: int = 0
     reason: str | None = None
 
 

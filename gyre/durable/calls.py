@@ -1,9 +1,10 @@
 """How workflows call activities by their typed names."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from temporalio import workflow
+from temporalio.common import SearchAttributeUpdate
 
 from gyre.durable.activities import Activity
 from gyre.durable.options import Options
@@ -19,3 +20,8 @@ async def call(
     return await workflow.execute_activity(
         activity.name, argument, task_queue=queue, result_type=activity.output, summary=summary, **options
     )
+
+
+def label(*updates: "SearchAttributeUpdate[Any]") -> None:
+    """Set search attributes of this workflow."""
+    workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]

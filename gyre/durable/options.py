@@ -10,7 +10,7 @@ from typing import TypedDict
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
-NEVER_RETRIED = ["BadInput", "Fenced", "IllegalTransition", "EvaluatorFailed", "PayloadsTooLarge"]
+NEVER_RETRIED = ["BadInput", "Fenced", "IllegalTransition", "EvaluatorFailed", "CellLost", "PayloadsTooLarge"]
 MARGIN_S = 30.0
 
 
@@ -75,6 +75,15 @@ def cell_work(limit_s: float) -> Options:
         schedule_to_start_timeout=timedelta(seconds=30),
         heartbeat_timeout=timedelta(seconds=20),
         retry_policy=RetryPolicy(maximum_attempts=1),
+    )
+
+
+def cell_command(limit_s: float = 1800.0) -> Options:
+    """An Update to a Cell workflow under an id that is stable over retries."""
+    return Options(
+        start_to_close_timeout=timedelta(seconds=limit_s),
+        heartbeat_timeout=timedelta(seconds=20),
+        retry_policy=_policy(maximum_s=5, attempts=5),
     )
 
 

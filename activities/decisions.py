@@ -1,0 +1,198 @@
+"""What is due in a run: rules evaluated on one database snapshot, committed in the same transaction."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+from temporalio import activity
+
+from db import cells, groups, run_state, waits
+from db.session import transaction
+from gyre.contracts.ids import RunId
+from gyre.contracts.lifecycle import CellRole, GroupStatus, Purpose, RunStatus
+from gyre.contracts.messages import (
+    Decision,
+    DecisionInput,
+    FinishInput,
+    GroupStart,
+    RunPlan,
+    RunRef,
+    StageLimits,
+    TrainingRunResult,
+)
+from gyre.durable.activities import AWAIT_DECISION, FINISH_RUN, LOAD_PLAN
+from gyre.durable.failures import translated
+from gyre.rules.boundary import Phase, RunView, Schedule, Step, StepKind, next_step
+from gyre.rules.dispatch import task_order
+from gyre.rules.waterlevel import Supply, observe_supply
+from gyre.settings import RunFile
+
+POLL_S = 0.25
+"""Between two looks at Postgres: small against a rollout, large against a look (milliseconds)."""
+
+
+@dataclass
+class DecisionActivities:
+    """On ``<run>/control``."""
+
+    database: Engine
+    host: str
+    _supply: dict[str, Supply] = field(default_factory=dict[str, Supply])
+
+    @activity.defn(name=LOAD_PLAN.name)
+    @translated
+    def load_plan(self, given: RunRef) -> RunPlan:
+        """Mark the run as running and give workflows what they need of the run file."""
+        with transaction(self.database) as session:
+            config = RunFile.model_validate(run_state.newest_config(session, given.run))
+            run_state.advance_status(session, given.run, RunStatus.RUNNING)
+        limits = config.limits.model_dump(include=set(StageLimits.model_fields))
+        return RunPlan(
+            run=given.run,
+            host=self.host,
+            limits=StageLimits.model_validate(limits),
+            updates_per_burst=config.schedule.updates_per_burst,
+            num_cells=config.cells.count,
+        )
+
+    @activity.defn(name=AWAIT_DECISION.name)
+    @translated
+    async def await_decision(self, given: DecisionInput) -> Decision:
+        """Return when something is due, and not before. Heartbeats while it waits."""
+        while True:
+            activity.heartbeat()
+            decision = await asyncio.to_thread(self._decide, given)
+            if decision is not None:
+                return decision
+            await asyncio.sleep(POLL_S)
+
+    @activity.defn(name=FINISH_RUN.name)
+    @translated
+    def finish_run(self, given: FinishInput) -> TrainingRunResult:
+        """Set the run's terminal status."""
+        status = RunStatus.FAILED if given.failure else RunStatus.FINISHED
+        with transaction(self.database) as session:
+            run_state.advance_status(session, given.run, status, failure=given.failure)
+            waits.end(session, owner=f"run/{given.run}")
+            return TrainingRunResult(status=status, updates=run_state.newest_version(session, given.run))
+
+    def _decide(self, given: DecisionInput) -> Decision | None:
+        with transaction(self.database) as session:
+            groups.lock_run(session, given.run)
+            if starts := _starts(session, given):
+                return Decision(kind="start", groups=starts)
+            config = RunFile.model_validate(run_state.newest_config(session, given.run))
+            view = self._look(session, given.run, config)
+            step = next_step(_schedule(config), view)
+            return _commit(session, given, config, step, view)
+
+    def _look(self, session: Session, run: str, config: RunFile) -> RunView:
+        counts = groups.count_by_status(session, run)
+        ready, now_s = counts.get(GroupStatus.READY, 0), time.monotonic()
+        needed = config.schedule.supply_fraction * config.schedule.groups_per_batch
+        supply = observe_supply(self._supply.get(run, Supply()), ready=ready, needed=needed, now_s=now_s)
+        self._supply[run] = supply
+        rollout = [c for c in cells.of_run(session, run) if c.role == CellRole.ROLLOUT]
+        return RunView(
+            updates=run_state.newest_version(session, run),
+            running_groups=counts.get(GroupStatus.RUNNING, 0),
+            ready_groups=ready,
+            unfinished=groups.unfinished_executions(session, run),
+            dropped_in_a_row=groups.dropped_in_a_row(session, run),
+            capacity=sum(cell.capacity for cell in rollout),
+            cell_capacity=config.schedule.max_concurrent,
+            before=_phase(groups.phase_groups(session, run, "before")),
+            after=_phase(groups.phase_groups(session, run, "after")),
+            supply=supply,
+            now_s=now_s,
+        )
+
+
+def _starts(session: Session, given: DecisionInput) -> list[GroupStart]:
+    return [
+        GroupStart(group_id=row.id, index=row.index, task=task, size=row.size)
+        for row, task in groups.to_start(session, given.run, given.last_group)
+    ]
+
+
+def _commit(
+    session: Session, given: DecisionInput, config: RunFile, step: Step, view: RunView
+) -> Decision | None:
+    """Write what the step needs written. None means: look again."""
+    run = RunId(given.run)
+    if step.kind is StepKind.DISPATCH:
+        _dispatch_train(session, run, config, step.count, view.updates)
+    elif step.kind in (StepKind.HELDOUT_BEFORE, StepKind.HELDOUT_AFTER):
+        phase = "before" if step.kind is StepKind.HELDOUT_BEFORE else "after"
+        _dispatch_heldout(session, run, config, phase, view.updates)
+    elif step.kind is StepKind.BURST:
+        waits.end(session, owner=f"run/{run}")
+        return Decision(kind="burst", version=view.updates, num_updates=step.count)
+    elif step.kind is StepKind.FINISH:
+        return Decision(kind="finish", version=view.updates)
+    elif step.kind is StepKind.FAIL:
+        return Decision(kind="fail", reason=step.reason)
+    else:
+        _note_wait(session, run, config, view)
+        return None
+    starts = _starts(session, given)
+    return Decision(kind="start", groups=starts) if starts else None
+
+
+def _dispatch_train(session: Session, run: RunId, config: RunFile, count: int, version: int) -> None:
+    names = run_state.task_ids(session, run, "train")
+    first, done = groups.next_index(session, run), groups.num_train_groups(session, run)
+    order = task_order(len(names), first=done, count=count, seed=config.run.seed)
+    for offset, position in enumerate(order):
+        groups.dispatch(
+            session,
+            run,
+            names[position],
+            index=first + offset,
+            size=config.schedule.group_size,
+            version=version,
+        )
+
+
+def _dispatch_heldout(session: Session, run: RunId, config: RunFile, phase: str, version: int) -> None:
+    index = groups.next_index(session, run)
+    wanted = [(Purpose.HELDOUT, config.heldout.samples)] if config.heldout.samples else []
+    wanted += [(Purpose.GREEDY, 1)] if config.heldout.greedy else []
+    for task in run_state.task_ids(session, run, "heldout"):
+        for purpose, size in wanted:
+            groups.dispatch(
+                session, run, task, index=index, size=size, version=version, purpose=purpose, phase=phase
+            )
+            index += 1
+
+
+def _note_wait(session: Session, run: RunId, config: RunFile, view: RunView) -> None:
+    waits.begin(
+        session,
+        run=run,
+        owner=f"run/{run}",
+        waits_for="a cell that serves" if view.capacity == 0 else "executions in progress",
+        expected_s=60 if view.capacity == 0 else config.limits.total_s,
+    )
+
+
+def _schedule(config: RunFile) -> Schedule:
+    schedule, heldout = config.schedule, config.heldout
+    return Schedule(
+        target_updates=config.run.updates,
+        groups_per_batch=schedule.groups_per_batch,
+        updates_per_burst=schedule.updates_per_burst,
+        extra_dispatch=schedule.extra_dispatch,
+        supply_fraction=schedule.supply_fraction,
+        supply_hold_s=schedule.supply_hold_s,
+        heldout=config.tasks.heldout is not None and bool(heldout.samples or heldout.greedy),
+    )
+
+
+def _phase(statuses: Sequence[GroupStatus]) -> Phase:
+    if not statuses:
+        return Phase.ABSENT
+    return Phase.RUNNING if GroupStatus.RUNNING in statuses else Phase.DONE

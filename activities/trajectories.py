@@ -1,0 +1,160 @@
+"""Opens a batch: freezes rewards, extracts trajectories, packs micro-steps, all in one transaction."""
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+from temporalio import activity
+
+from db import batches, groups, run_state
+from db.batches import NodeRow, Scored
+from db.models import Batch, BatchExecution, MicroStep, Trajectory
+from db.session import transaction
+from gyre.contracts.ids import BatchId, RunId, batch_id
+from gyre.contracts.messages import OpenBatchInput, OpenBatchResult
+from gyre.durable.activities import OPEN_BATCH
+from gyre.durable.failures import translated
+from gyre.rules.groups import advantages
+from gyre.settings import RunFile
+from gyre.trajectory.extraction import Node, Path, extract
+from gyre.trajectory.packing import Item, pack
+
+
+@dataclass(frozen=True)
+class TrajectoryActivities:
+    """On ``<run>/short``."""
+
+    database: Engine
+
+    @activity.defn(name=OPEN_BATCH.name)
+    @translated
+    def open_batch(self, given: OpenBatchInput) -> OpenBatchResult:
+        """Open the batch that makes ``version``; a batch that is open already is left as it is."""
+        name = batch_id(RunId(given.run), given.version)
+        with transaction(self.database) as session:
+            groups.lock_run(session, given.run)
+            found = batches.existing(session, name)
+            if found is not None:
+                return OpenBatchResult(
+                    batch_id=name, num_executions=found.num_executions, num_trajectories=0, num_targets=0
+                )
+            config = RunFile.model_validate(run_state.newest_config(session, given.run))
+            return _open(session, name, given, config)
+
+
+def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFile) -> OpenBatchResult:
+    ready = batches.claim_ready_groups(session, given.run, config.schedule.groups_per_batch)
+    if not ready:
+        return OpenBatchResult(batch_id=None, num_executions=0, num_trajectories=0, num_targets=0)
+    scored = _frozen(batches.scored_of(session, ready), config, given.version)
+    placeholders = batches.num_placeholders(session, ready) if config.loss.placeholder_in_baseline else {}
+    paths = _paths(session, scored, config)
+    trajectories = _trajectories(name, paths)
+    executions = _executions(name, scored, paths, config, placeholders)
+    budget = config.optimizer.micro_step_tokens
+    items = [Item(t.id, t.execution_id, t.num_tokens) for t in trajectories]
+    micro_steps = [
+        MicroStep(
+            batch_id=name,
+            index=index,
+            kind=step.kind,
+            trajectory_ids=list(step.trajectory_ids),
+            num_tokens=step.num_tokens,
+            status="open",
+        )
+        for index, step in enumerate(pack(items, budget=budget))
+    ]
+    batch = Batch(id=name, run_id=given.run, version=given.version, num_executions=len(scored))
+    batches.write(session, batch, ready, executions, trajectories, micro_steps)
+    return OpenBatchResult(
+        batch_id=name,
+        num_executions=len(scored),
+        num_trajectories=len(trajectories),
+        num_targets=sum(t.num_targets for t in trajectories),
+    )
+
+
+def _frozen(scored: Sequence[Scored], config: RunFile, version: int) -> list[Scored]:
+    """The rewards this batch trains on: each execution's own, or shuffled for the control."""
+    if config.run.control != "permuted":
+        return list(scored)
+    order = list(range(len(scored)))
+    random.Random(f"{config.run.seed}:{version}").shuffle(order)
+    return [
+        Scored(own.execution_id, own.group_id, scored[other].reward_id, scored[other].reward)
+        for own, other in zip(scored, order, strict=True)
+    ]
+
+
+def _paths(session: Session, scored: Sequence[Scored], config: RunFile) -> dict[str, list[Path]]:
+    trees = batches.nodes_of(session, [each.execution_id for each in scored])
+    return {
+        execution: extract(
+            [_node(row) for row in rows],
+            max_paths=config.schedule.max_trajectories,
+            seed=f"{config.run.seed}:{execution}",
+        )
+        for execution, rows in sorted(trees.items())
+    }
+
+
+def _node(row: NodeRow) -> Node:
+    return Node(
+        id=row.id,
+        parent_id=row.parent_id,
+        parent_offset=row.parent_offset,
+        position=row.position,
+        num_tokens=row.num_tokens,
+        trainable=row.sampled,
+        role=row.role,
+    )
+
+
+def _trajectories(batch: BatchId, paths: Mapping[str, Sequence[Path]]) -> list[Trajectory]:
+    return [
+        Trajectory(
+            id=f"{execution}/trajectory/{index}",
+            execution_id=execution,
+            batch_id=batch,
+            index=index,
+            leaf_node_id=path.leaf_id,
+            role=path.role,
+            num_tokens=path.num_tokens,
+            num_targets=path.num_targets,
+            target_node_ids=list(path.target_ids),
+        )
+        for execution, found in paths.items()
+        for index, path in enumerate(found)
+    ]
+
+
+def _executions(
+    batch: BatchId,
+    scored: Sequence[Scored],
+    paths: Mapping[str, Sequence[Path]],
+    config: RunFile,
+    placeholders: Mapping[str, int],
+) -> list[BatchExecution]:
+    by_group: dict[str, dict[str, float]] = defaultdict(dict)
+    for each in scored:
+        by_group[each.group_id][each.execution_id] = each.reward
+    advantage: dict[str, float] = {}
+    for group, rewards in by_group.items():
+        advantage |= advantages(
+            rewards,
+            normalise_std=config.loss.normalise_std,
+            num_placeholders=placeholders.get(group, 0),
+        )
+    return [
+        BatchExecution(
+            batch_id=batch,
+            execution_id=each.execution_id,
+            reward_id=each.reward_id,
+            advantage=advantage[each.execution_id],
+            num_targets=sum(path.num_targets for path in paths.get(each.execution_id, [])),
+        )
+        for each in scored
+    ]

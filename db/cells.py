@@ -1,0 +1,87 @@
+"""Cells: epochs, roles and what their engines serve."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from db.models import Cell, CellTransition
+from gyre.contracts.errors import Fenced
+from gyre.contracts.ids import CellId, RunId, cell_id
+from gyre.contracts.lifecycle import CELL, CellRole, advance
+from gyre.contracts.messages import CellCommand
+
+
+def create(session: Session, run: RunId, index: int, capacity: int) -> None:
+    """The row of a cell, in no role yet: LOST until its supervisor boots."""
+    values = {"id": cell_id(run, index), "run_id": run, "index": index, "capacity": capacity}
+    session.execute(insert(Cell).values(**values, role=CellRole.LOST, epoch=0).on_conflict_do_nothing())
+
+
+def mint_epoch(session: Session, cell: CellId, host: str) -> int:
+    """Begin a new life of the cell: everything of the old epoch is refused from here on."""
+    row = session.execute(
+        update(Cell)
+        .where(Cell.id == cell)
+        .values(epoch=Cell.epoch + 1, role=CellRole.LOST, engine_url=None, host=host, updated_at=func.now())
+        .returning(Cell.epoch)
+    )
+    return int(row.scalar_one())
+
+
+def begin_serving(session: Session, cell: CellId, epoch: int, engine_url: str, version: int) -> None:
+    """The engine of this life answers: the cell is in rollout. Raises Fenced if the life is over."""
+    row = session.get_one(Cell, cell, with_for_update=True)
+    _fence(row, epoch)
+    row.role = advance(CELL, CellRole(row.role), CellRole.ROLLOUT)
+    row.engine_url, row.engine_version, row.updated_at = engine_url, version, func.now()
+
+
+def serve_version(session: Session, cell: CellId, epoch: int, version: int) -> None:
+    """The engine has verified a version. Raises Fenced if the life is over."""
+    row = session.get_one(Cell, cell, with_for_update=True)
+    _fence(row, epoch)
+    row.engine_version, row.updated_at = version, func.now()
+
+
+def _fence(row: Cell, epoch: int) -> None:
+    if row.epoch != epoch:
+        raise Fenced(f"{row.id} is at epoch {row.epoch}; epoch {epoch} is over")
+
+
+def enter(session: Session, command: CellCommand) -> Cell:
+    """Apply a role change under the epoch fence, once per command id."""
+    row = session.get_one(Cell, command.cell_id, with_for_update=True)
+    _fence(row, command.epoch)
+    done = select(CellTransition.id).where(CellTransition.command_id == command.command_id)
+    if session.scalars(done).first() is not None:
+        return row
+    if row.role != command.from_role:
+        raise Fenced(f"{row.id} is in {row.role}, the command expects {command.from_role}")
+    row.role = advance(CELL, CellRole(row.role), command.to_role)
+    row.updated_at = func.now()
+    session.add(
+        CellTransition(
+            cell_id=row.id,
+            command_id=command.command_id,
+            epoch=command.epoch,
+            from_role=command.from_role,
+            to_role=command.to_role,
+        )
+    )
+    session.flush()
+    return row
+
+
+def of_run(session: Session, run: str) -> Sequence[Cell]:
+    """The run's cells, the core first."""
+    return session.scalars(select(Cell).where(Cell.run_id == run).order_by(Cell.index)).all()
+
+
+def serving_engines(session: Session, run: str) -> list[tuple[str, str, int]]:
+    """(cell id, engine URL, policy version) of the cells that take calls."""
+    query = select(Cell.id, Cell.engine_url, Cell.engine_version).where(
+        Cell.run_id == run, Cell.role == CellRole.ROLLOUT, Cell.engine_url.is_not(None)
+    )
+    return [(row[0], row[1] or "", row[2] or 0) for row in session.execute(query.order_by(Cell.index))]

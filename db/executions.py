@@ -1,0 +1,144 @@
+"""Executions: where to take one up, and its one terminal disposition."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from db import attempts
+from db.models import Attempt, Evaluation, Execution, ModelCall, Reward, Snapshot, TreeNode
+from gyre.contracts.ids import AttemptId, EvaluationId, ExecutionId, reward_id
+from gyre.contracts.lifecycle import (
+    EXECUTION,
+    AttemptStatus,
+    CallStatus,
+    Disposition,
+    EvaluationStatus,
+    ExecutionStatus,
+    advance,
+)
+from gyre.contracts.messages import AttemptState
+
+
+@dataclass(frozen=True)
+class CallTotals:
+    """What an attempt recorded."""
+
+    num_calls: int
+    num_input_tokens: int
+    num_output_tokens: int
+    num_branches: int
+
+
+def resume_point(session: Session, execution: ExecutionId, host: str, max_attempts: int) -> AttemptState:
+    """The newest attempt and its first unfinished stage; opens the next attempt when one is due.
+
+    A saved snapshot is scored before anything is run again: durable output is read first.
+    """
+    row = session.get_one(Execution, execution, with_for_update=True)
+    last = attempts.latest(session, execution)
+    if row.status == ExecutionStatus.TERMINAL:
+        return _state(last, execution, "terminal")
+    if last is not None and last.status == AttemptStatus.OPEN:
+        return _state(last, execution, "provision")
+    if last is not None and last.failure is None:
+        snapshot = session.scalars(select(Snapshot.id).where(Snapshot.attempt_id == last.id)).first()
+        if snapshot is None:
+            return _state(last, execution, "snapshot")
+        number = _next_evaluation(session, execution)
+        state = _state(last, execution, "evaluate")
+        return state.model_copy(update={"snapshot_id": snapshot, "next_evaluation": number})
+    number = last.number + 1 if last else 1
+    if last is not None and number > max_attempts:
+        return _state(last, execution, "exhausted")
+    return _state(attempts.open_attempt(session, execution, number, host), execution, "provision")
+
+
+def _state(last: Attempt | None, execution: ExecutionId, stage: str) -> AttemptState:
+    return AttemptState.model_validate(
+        {
+            "attempt_id": last.id if last else f"{execution}/attempt/0",
+            "number": last.number if last else 0,
+            "stage": stage,
+            "failure": last.failure if last else None,
+        }
+    )
+
+
+def _next_evaluation(session: Session, execution: ExecutionId) -> int:
+    """The evaluation to run: the newest while it is pending, else a new one."""
+    query = select(Evaluation).where(Evaluation.execution_id == execution)
+    newest = session.scalars(query.order_by(Evaluation.number.desc()).limit(1)).first()
+    if newest is None:
+        return 1
+    return newest.number if newest.status == EvaluationStatus.PENDING else newest.number + 1
+
+
+def call_totals(session: Session, attempt: AttemptId) -> CallTotals:
+    """Committed calls of an attempt and the leaves of its tree."""
+    child = select(TreeNode.parent_id).where(TreeNode.attempt_id == attempt, TreeNode.parent_id.is_not(None))
+    leaves = session.scalar(
+        select(func.count()).where(TreeNode.attempt_id == attempt, TreeNode.id.not_in(child))
+    )
+    return _totals(session, ModelCall.attempt_id == attempt, num_branches=int(leaves or 0))
+
+
+def execution_totals(session: Session, execution: ExecutionId) -> CallTotals:
+    """Committed calls of all attempts of an execution; branches are not counted."""
+    return _totals(session, ModelCall.execution_id == execution, num_branches=0)
+
+
+def _totals(session: Session, owned: ColumnElement[bool], *, num_branches: int) -> CallTotals:
+    calls, tokens_in, tokens_out = session.execute(
+        select(
+            func.count(),
+            func.coalesce(func.sum(ModelCall.num_input_tokens), 0),
+            func.coalesce(func.sum(ModelCall.num_output_tokens), 0),
+        ).where(owned, ModelCall.status == CallStatus.COMMITTED)
+    ).one()
+    return CallTotals(int(calls), int(tokens_in), int(tokens_out), num_branches)
+
+
+def fold(
+    session: Session,
+    execution: ExecutionId,
+    disposition: Disposition,
+    *,
+    reward: str | None = None,
+    empty_work: bool = False,
+    detail: str | None = None,
+) -> Execution:
+    """Commit the one disposition. A repeat, or a late second opinion, changes nothing."""
+    row = session.get_one(Execution, execution, with_for_update=True)
+    if row.status == ExecutionStatus.TERMINAL:
+        return row
+    if empty_work:
+        reward = _empty_work_reward(session, execution)
+    row.status = advance(EXECUTION, ExecutionStatus(row.status), ExecutionStatus.TERMINAL)
+    row.disposition, row.reward_id, row.detail = disposition, reward, detail
+    row.terminal_at = func.now()
+    session.flush()
+    return row
+
+
+def _empty_work_reward(session: Session, execution: ExecutionId) -> str:
+    name = reward_id(EvaluationId(f"{execution}/evaluation/0"))
+    values = {"id": name, "execution_id": execution, "evaluation_id": None, "value": 0.0}
+    session.execute(insert(Reward).values(**values).on_conflict_do_nothing())
+    return name
+
+
+def reward_value(session: Session, reward: str | None) -> float | None:
+    return None if reward is None else session.get_one(Reward, reward).value
+
+
+def num_attempts(session: Session, execution: ExecutionId) -> int:
+    query = select(func.count()).where(Attempt.execution_id == execution)
+    return session.scalar(query) or 0
+
+
+def num_evaluations(session: Session, execution: ExecutionId) -> int:
+    """Tries of all evaluations together."""
+    query = select(func.coalesce(func.sum(Evaluation.num_tries), 0))
+    return int(session.scalar(query.where(Evaluation.execution_id == execution)) or 0)

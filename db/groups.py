@@ -1,0 +1,128 @@
+"""Query groups: dispatch, readiness, and the look at a run that decisions are made on."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from db.models import Execution, QueryGroup, Task
+from gyre.contracts.ids import GroupId, RunId, execution_id, group_id
+from gyre.contracts.lifecycle import GROUP, Disposition, GroupStatus, Purpose, advance
+from gyre.rules.groups import group_outcome
+
+
+def lock_run(session: Session, run: str) -> None:
+    """Serialise decisions of one run until the transaction ends."""
+    session.execute(text("SELECT pg_advisory_xact_lock(hashtext(:run))"), {"run": run})
+
+
+def next_index(session: Session, run: str) -> int:
+    highest = session.scalar(select(func.max(QueryGroup.index)).where(QueryGroup.run_id == run))
+    return 0 if highest is None else highest + 1
+
+
+def num_train_groups(session: Session, run: str) -> int:
+    return (
+        session.scalar(
+            select(func.count()).where(QueryGroup.run_id == run, QueryGroup.purpose == Purpose.TRAIN)
+        )
+        or 0
+    )
+
+
+def dispatch(
+    session: Session,
+    run: RunId,
+    task: str,
+    *,
+    index: int,
+    size: int,
+    version: int,
+    purpose: Purpose = Purpose.TRAIN,
+    phase: str | None = None,
+) -> None:
+    """Write a group and its executions; the workflows are started from these rows."""
+    name = group_id(run, index)
+    values = {"id": name, "run_id": run, "index": index, "task_id": task, "size": size}
+    session.execute(
+        insert(QueryGroup)
+        .values(**values, purpose=purpose, phase=phase, policy_version=version, status=GroupStatus.RUNNING)
+        .on_conflict_do_nothing()
+    )
+    rows = [
+        {"id": execution_id(name, i), "group_id": name, "run_id": run, "index": i, "status": "pending"}
+        for i in range(size)
+    ]
+    session.execute(insert(Execution).on_conflict_do_nothing(), rows)
+
+
+def to_start(session: Session, run: str, after: int, limit: int = 64) -> Sequence[tuple[QueryGroup, str]]:
+    """Running groups above an index with their task's name, in order."""
+    query = (
+        select(QueryGroup, Task.name)
+        .join(Task, Task.id == QueryGroup.task_id)
+        .where(QueryGroup.run_id == run, QueryGroup.index > after, QueryGroup.status == GroupStatus.RUNNING)
+        .order_by(QueryGroup.index)
+        .limit(limit)
+    )
+    return [(row[0], row[1]) for row in session.execute(query)]
+
+
+def commit_outcome(session: Session, group: GroupId) -> tuple[QueryGroup, list[Disposition | None]]:
+    """Settle the group's status from its executions; a settled group is left as it is."""
+    row = session.get_one(QueryGroup, group, with_for_update=True)
+    found = session.scalars(select(Execution.disposition).where(Execution.group_id == group)).all()
+    dispositions = [None if each is None else Disposition(each) for each in found]
+    status = GroupStatus(row.status)
+    outcome = group_outcome(dispositions, row.size)
+    if status is GroupStatus.RUNNING and outcome is not GroupStatus.RUNNING:
+        row.status = advance(GROUP, status, outcome)
+        row.ready_at = func.now()
+        row.drop_reason = "no execution was scored" if outcome is GroupStatus.DROPPED else None
+    session.flush()
+    return row, dispositions
+
+
+def count_by_status(session: Session, run: str) -> dict[GroupStatus, int]:
+    """Train groups by status."""
+    query = (
+        select(QueryGroup.status, func.count())
+        .where(QueryGroup.run_id == run, QueryGroup.purpose == Purpose.TRAIN)
+        .group_by(QueryGroup.status)
+    )
+    return {GroupStatus(row[0]): row[1] for row in session.execute(query)}
+
+
+def dropped_in_a_row(session: Session, run: str, limit: int = 64) -> int:
+    """How many of the newest settled train groups were dropped without a ready one between."""
+    query = (
+        select(QueryGroup.status)
+        .where(
+            QueryGroup.run_id == run,
+            QueryGroup.purpose == Purpose.TRAIN,
+            QueryGroup.status != GroupStatus.RUNNING,
+        )
+        .order_by(QueryGroup.index.desc())
+        .limit(limit)
+    )
+    count = 0
+    for status in session.scalars(query):
+        if status != GroupStatus.DROPPED:
+            break
+        count += 1
+    return count
+
+
+def unfinished_executions(session: Session, run: str) -> int:
+    """w: executions dispatched and not terminated, of any purpose."""
+    query = select(func.count()).where(Execution.run_id == run, Execution.status != "terminal")
+    return session.scalar(query) or 0
+
+
+def phase_groups(session: Session, run: str, phase: str) -> list[GroupStatus]:
+    """Statuses of the held-out groups of a phase."""
+    query = select(QueryGroup.status).where(
+        QueryGroup.run_id == run, QueryGroup.phase == phase, QueryGroup.purpose != Purpose.TRAIN
+    )
+    return [GroupStatus(status) for status in session.scalars(query)]

@@ -1,0 +1,50 @@
+"""What decisions need to know of a run: its configuration, status, version and tasks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.models import PolicyVersion, Run, RunConfig, Task
+from gyre.contracts.errors import BadInput
+from gyre.contracts.lifecycle import RUN, RunStatus, advance
+
+TERMINAL = {RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED}
+
+
+def newest_config(session: Session, run: str) -> dict[str, Any]:
+    """The resolved run file of the highest revision. Raises BadInput for an unknown run."""
+    query = select(RunConfig.resolved).where(RunConfig.run_id == run)
+    found = session.scalars(query.order_by(RunConfig.revision.desc()).limit(1)).first()
+    if found is None:
+        raise BadInput(f"run {run}: no such run")
+    return found
+
+
+def advance_status(session: Session, run: str, status: RunStatus, *, failure: str | None = None) -> None:
+    """Move the run along its lifecycle; a repeat changes nothing."""
+    row = session.get_one(Run, run, with_for_update=True)
+    row.status = advance(RUN, RunStatus(row.status), status)
+    row.failure = failure
+    if status in TERMINAL:
+        row.finished_at = func.now()
+
+
+def newest_version(session: Session, run: str) -> int:
+    """The newest completed policy version; 0 before the first update."""
+    query = select(func.max(PolicyVersion.version)).where(PolicyVersion.run_id == run)
+    return session.scalar(query) or 0
+
+
+def task_ids(session: Session, run: str, split: str) -> Sequence[str]:
+    """Tasks of a split, in name order."""
+    query = select(Task.id).where(Task.run_id == run, Task.split == split)
+    return session.scalars(query.order_by(Task.name)).all()
+
+
+def mark_published(session: Session, run: str, version: int, num_bytes: int) -> None:
+    """Say that every serving engine has verified the version; a repeat keeps the first time."""
+    row = session.get_one(PolicyVersion, (run, version), with_for_update=True)
+    if row.published_at is None:
+        row.published_at, row.published_bytes = func.now(), num_bytes

@@ -1,0 +1,22 @@
+"""What waits, for what, since when, and whose it is."""
+
+from sqlalchemy import delete
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from db.models import Wait
+
+
+def begin(session: Session, *, run: str, owner: str, waits_for: str, expected_s: float) -> None:
+    """Say that ``owner`` waits; a repeated wait keeps its age, another reason replaces it."""
+    end(session, owner=owner, keep=waits_for)
+    values = {"id": f"{owner}:{waits_for}", "run_id": run, "owner": owner}
+    session.execute(
+        insert(Wait).values(**values, waits_for=waits_for, expected_s=expected_s).on_conflict_do_nothing()
+    )
+
+
+def end(session: Session, *, owner: str, keep: str | None = None) -> None:
+    """Remove the owner's waits, all but the one to keep."""
+    query = delete(Wait).where(Wait.owner == owner)
+    session.execute(query if keep is None else query.where(Wait.waits_for != keep))

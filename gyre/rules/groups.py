@@ -1,0 +1,36 @@
+"""When a group is ready, and the advantages of its executions (FACTS: group-relative)."""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+from gyre.contracts.lifecycle import Disposition, GroupStatus
+
+MIN_RANGE = 1e-6
+"""Rewards closer together than this carry no signal, only rounding."""
+
+
+def group_outcome(dispositions: Sequence[Disposition | None], size: int) -> GroupStatus:
+    """RUNNING until all ``size`` executions are terminal; then READY, or DROPPED if none was scored."""
+    if len(dispositions) < size or any(each is None for each in dispositions):
+        return GroupStatus.RUNNING
+    if Disposition.SCORED not in dispositions:
+        return GroupStatus.DROPPED
+    return GroupStatus.READY
+
+
+def advantages(
+    rewards: Mapping[str, float], *, normalise_std: bool = True, num_placeholders: int = 0
+) -> dict[str, float]:
+    """Advantage of each scored execution of one group, by execution id.
+
+    A = (r - mean) / std with the population standard deviation; no division if ``normalise_std`` is
+    off. Zero for all if fewer than two are scored or the range is below 1e-6. ``num_placeholders``
+    zeros enter the baseline only where the run says so.
+    """
+    values = [*rewards.values(), *([0.0] * num_placeholders)]
+    if len(rewards) < 2 or max(values) - min(values) < MIN_RANGE:
+        return dict.fromkeys(rewards, 0.0)
+    mean = sum(values) / len(values)
+    std = sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+    scale = std if normalise_std else 1.0
+    return {name: (reward - mean) / scale for name, reward in rewards.items()}

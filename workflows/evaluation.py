@@ -1,0 +1,58 @@
+"""Scores one snapshot: try by try, each visible in the history. Never re-runs the agent."""
+
+from datetime import timedelta
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from gyre.contracts.ids import evaluate_queue, run_of
+    from gyre.contracts.messages import (
+        EvaluateInput,
+        EvaluationInput,
+        EvaluationResult,
+    )
+    from gyre.durable import activities, options
+    from gyre.durable.calls import call
+    from gyre.durable.failures import sentence
+
+BACKOFF_S = 2
+
+
+@workflow.defn(name="Evaluation")
+class Evaluation:
+    """A failed evaluator is pending, never zero: it is tried again until the budget is used up."""
+
+    @workflow.run
+    async def run(self, given: EvaluationInput) -> EvaluationResult:
+        failure: str | None = None
+        for number in range(1, given.limits.evaluations + 1):
+            workflow.set_current_details(f"try {number} of {given.limits.evaluations}")
+            try:
+                scored = await call(
+                    activities.EVALUATE_SNAPSHOT,
+                    EvaluateInput(
+                        evaluation_id=given.evaluation_id,
+                        execution_id=given.execution_id,
+                        snapshot_id=given.snapshot_id,
+                        number=given.number,
+                        try_number=number,
+                        limit_s=given.limits.evaluate_s,
+                        final=number == given.limits.evaluations,
+                    ),
+                    queue=evaluate_queue(run_of(given.execution_id)),
+                    options=options.evaluator(given.limits.evaluate_s),
+                    summary=f"try {number}",
+                )
+                return EvaluationResult(reward_id=scored.reward_id, reward=scored.reward, num_tries=number)
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                failure = sentence(error)
+            if number < given.limits.evaluations:
+                await workflow.sleep(
+                    timedelta(seconds=BACKOFF_S * 2 ** (number - 1)), summary="before another try"
+                )
+        return EvaluationResult(
+            reward_id=None, reward=None, num_tries=given.limits.evaluations, failure=failure
+        )

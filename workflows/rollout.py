@@ -1,0 +1,228 @@
+"""One execution of one task: attempt by attempt to exactly one disposition."""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from gyre.contracts.ids import (
+        ExecutionId,
+        evaluation_id,
+        host_queue,
+        host_short_queue,
+        run_of,
+        short_queue,
+    )
+    from gyre.contracts.lifecycle import Disposition, EndReason
+    from gyre.contracts.messages import (
+        AttemptInput,
+        AttemptState,
+        EvaluationInput,
+        EvaluationResult,
+        FoldInput,
+        HarnessInput,
+        HarnessResult,
+        OpenAttemptInput,
+        RolloutInput,
+        RolloutResult,
+        SealInput,
+        SnapshotInput,
+        SnapshotResult,
+    )
+    from gyre.durable import activities, options
+    from gyre.durable.calls import call, label
+    from gyre.durable.client import DISPOSITION, REWARD, STAGE
+    from gyre.durable.failures import sentence
+    from gyre.rules.dispositions import AttemptOutcome, Ending, attempt_outcome, ending
+    from workflows.evaluation import Evaluation
+
+SEAL_S = 30.0
+"""Ending a process group and making sure of it."""
+
+
+@workflow.defn(name="Rollout")
+class Rollout:
+    """provision -> run harness -> seal -> snapshot -> evaluate -> fold, taken up at any stage."""
+
+    @workflow.init
+    def __init__(self, given: RolloutInput) -> None:
+        self._given = given
+        self._run = run_of(given.execution_id)
+        self._began = workflow.now()
+        self._stage = "start"
+        self._milestones: list[str] = []
+        self._failure: str | None = None
+        self._worked = False
+        self._snapshot: str | None = None
+        self._next_evaluation = 1
+
+    @workflow.signal
+    def milestone(self, text: str) -> None:
+        """From the recorder, at most one a minute: what the harness has done so far."""
+        self._milestones = [*self._milestones[-9:], text]
+        self._show()
+
+    @workflow.run
+    async def run(self, given: RolloutInput) -> RolloutResult:
+        while self._snapshot is None:
+            state = await self._open()
+            if state.stage == "exhausted" or self._left_s() <= 0:
+                self._failure = self._failure or state.failure or "the total time budget is used up"
+                break
+            if state.stage == "terminal":
+                # Folding never changes a terminal execution: this only reads what was committed.
+                return await self._fold(Ending(Disposition.EXCLUDED), None)
+            await self._take_up(state)
+        scored = await self._evaluate() if self._snapshot else None
+        end = ending(
+            worked=self._worked,
+            snapshot=self._snapshot is not None,
+            reward_valid=scored is not None and scored.reward_id is not None,
+            failure=self._failure,
+        )
+        return await self._fold(end, scored)
+
+    async def _open(self) -> AttemptState:
+        given = self._given
+        return await call(
+            activities.OPEN_ATTEMPT,
+            OpenAttemptInput(
+                execution_id=given.execution_id, host=given.host, max_attempts=given.limits.attempts
+            ),
+            queue=short_queue(self._run),
+            options=options.database(),
+        )
+
+    async def _take_up(self, state: AttemptState) -> None:
+        """Bring one attempt from its first unfinished stage to a saved snapshot, or to a failure."""
+        if state.stage == "evaluate":
+            self._worked, self._snapshot = True, state.snapshot_id
+            self._next_evaluation = state.next_evaluation
+            return
+        if state.stage == "provision":
+            ended = await self._work(state.attempt_id)
+            if ended is None or not await self._seal(state.attempt_id, ended):
+                return
+        self._worked = True
+        self._snapshot = await self._capture(state.attempt_id)
+
+    async def _work(self, attempt: str) -> HarnessResult | None:
+        """Provision and run the harness. None: the attempt failed and is sealed."""
+        limits = self._given.limits
+        reason = EndReason.PROVISION_FAILED
+        try:
+            self._enter("provision")
+            await call(
+                activities.PROVISION_WORKSPACE,
+                AttemptInput(attempt_id=attempt, limit_s=limits.provision_s),
+                queue=host_short_queue(self._run, self._given.host),
+                options=options.stage(limits.provision_s),
+            )
+            reason = EndReason.SANDBOX_LOST
+            self._enter("harness")
+            limit_s = min(limits.harness_s, max(1.0, self._left_s()))
+            return await call(
+                activities.RUN_HARNESS,
+                HarnessInput(attempt_id=attempt, limit_s=limit_s),
+                queue=host_queue(self._run, self._given.host),
+                options=options.harness(limit_s),
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            self._failure = sentence(error)
+            await self._seal_failed(attempt, reason)
+            return None
+
+    async def _seal(self, attempt: str, ended: HarnessResult) -> bool:
+        """Close the attempt; whether what it left is worth scoring."""
+        self._enter("seal")
+        sealed = await call(
+            activities.SEAL_ATTEMPT,
+            SealInput(attempt_id=attempt, end_reason=ended.end_reason, exit_code=ended.exit_code),
+            queue=host_short_queue(self._run, self._given.host),
+            options=options.stage(SEAL_S, attempts=20),
+        )
+        outcome = attempt_outcome(ended.end_reason, ended.exit_code, sealed.num_calls)
+        if outcome is AttemptOutcome.EVALUATE:
+            return True
+        self._failure = f"harness: {ended.end_reason}, exit code {ended.exit_code}, {sealed.num_calls} calls"
+        await self._seal_failed(attempt, ended.end_reason)
+        return False
+
+    async def _seal_failed(self, attempt: str, reason: EndReason) -> None:
+        await call(
+            activities.SEAL_ATTEMPT,
+            SealInput(attempt_id=attempt, end_reason=reason, failure=self._failure),
+            queue=host_short_queue(self._run, self._given.host),
+            options=options.stage(SEAL_S, attempts=20),
+        )
+
+    async def _capture(self, attempt: str) -> str | None:
+        """Save the workspace. None: it could not be saved, and the attempt counts as failed."""
+        limit_s = self._given.limits.snapshot_s
+        self._enter("snapshot")
+        try:
+            taken: SnapshotResult = await call(
+                activities.TAKE_SNAPSHOT,
+                SnapshotInput(attempt_id=attempt, limit_s=limit_s),
+                queue=host_short_queue(self._run, self._given.host),
+                options=options.stage(limit_s, attempts=10),
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            self._failure = sentence(error)
+            await self._seal_failed(attempt, EndReason.SANDBOX_LOST)
+            return None
+        return taken.snapshot_id
+
+    async def _evaluate(self) -> EvaluationResult:
+        """Score the snapshot in a child of its own, which `gyre rescore` can also start."""
+        assert self._snapshot is not None
+        self._enter("evaluate")
+        execution, number = ExecutionId(self._given.execution_id), self._next_evaluation
+        name = evaluation_id(execution, number)
+        result: EvaluationResult = await workflow.execute_child_workflow(
+            Evaluation.run,
+            EvaluationInput(
+                evaluation_id=name,
+                execution_id=execution,
+                snapshot_id=self._snapshot,
+                number=number,
+                limits=self._given.limits,
+            ),
+            id=name,
+            static_summary=f"score {self._snapshot}",
+        )
+        self._failure = result.failure
+        return result
+
+    async def _fold(self, end: Ending, scored: EvaluationResult | None) -> RolloutResult:
+        self._enter("fold")
+        result = await call(
+            activities.FOLD_EXECUTION,
+            FoldInput(
+                execution_id=self._given.execution_id,
+                disposition=end.disposition,
+                reward_id=scored.reward_id if scored else None,
+                empty_work=end.empty_work,
+                detail=end.detail,
+            ),
+            queue=short_queue(self._run),
+            options=options.database(),
+        )
+        label(STAGE.value_set("done"), DISPOSITION.value_set(result.disposition))
+        if result.reward is not None:
+            label(REWARD.value_set(result.reward))
+        return result
+
+    def _left_s(self) -> float:
+        return self._given.limits.total_s - (workflow.now() - self._began).total_seconds()
+
+    def _enter(self, stage: str) -> None:
+        self._stage = stage
+        label(STAGE.value_set(stage))
+        self._show()
+
+    def _show(self) -> None:
+        workflow.set_current_details("\n".join([f"stage: {self._stage}", *self._milestones]))

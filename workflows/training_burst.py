@@ -1,0 +1,148 @@
+"""Consecutive updates between two publications, on a cell that may die at any moment."""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+with workflow.unsafe.imports_passed_through():
+    from gyre.contracts.ids import CellId, RunId, batch_id, cell_queue, control_queue, short_queue
+    from gyre.contracts.lifecycle import CellRole
+    from gyre.contracts.messages import (
+        BurstInput,
+        BurstResult,
+        CellCommand,
+        CellRef,
+        CellState,
+        OpenBatchInput,
+        PublishInput,
+        TrainInput,
+    )
+    from gyre.durable import activities, options
+    from gyre.durable.calls import call
+    from gyre.durable.failures import sentence
+
+TRAIN_LIMIT_S = 24 * 3600.0
+PUBLISH_LIMIT_S = 900.0
+MAX_LIVES = 20
+"""Lives of the cell that one burst may use up before it gives the run a reason to fail."""
+
+
+class CellLost(Exception):
+    """The cell's life ended, or it refused: look at it again and go on from Postgres."""
+
+
+@workflow.defn(name="TrainingBurst")
+class TrainingBurst:
+    """open batch -> train, mu times, then publish. Every step is redone safely after a crash."""
+
+    @workflow.init
+    def __init__(self, given: BurstInput) -> None:
+        self._given = given
+        self._version = given.version
+        self._failure = ""
+
+    @workflow.run
+    async def run(self, given: BurstInput) -> BurstResult:
+        target = given.version + given.num_updates
+        for _ in range(MAX_LIVES):
+            cell = await self._cell()
+            try:
+                return await self._live(cell, target)
+            except CellLost as error:
+                self._failure = str(error)
+                workflow.logger.warning("burst goes on with another life of the cell: %s", error)
+        raise ApplicationError(
+            f"{given.cell_id} died {MAX_LIVES} times in one burst; last: {self._failure}",
+            type="TrainerFailed",
+            non_retryable=True,
+        )
+
+    async def _live(self, cell: CellState, target: int) -> BurstResult:
+        """What remains of the burst, in one life of the cell."""
+        while self._version < target:
+            if not await self._open_batch(self._version + 1):
+                break
+            if cell.role is not CellRole.TRAINING:
+                cell = await self._command(cell, CellRole.TRAINING)
+            await self._train(cell)
+            self._version += 1
+        if cell.version < self._version:
+            await self._publish(cell)
+        if cell.role is not CellRole.ROLLOUT:
+            await self._command(cell, CellRole.ROLLOUT)
+        return BurstResult(version=self._version)
+
+    async def _cell(self) -> CellState:
+        return await call(
+            activities.AWAIT_CELL,
+            CellRef(cell_id=self._given.cell_id),
+            queue=control_queue(RunId(self._given.run)),
+            options=options.decision(),
+            summary="until the cell serves",
+        )
+
+    async def _open_batch(self, version: int) -> bool:
+        opened = await call(
+            activities.OPEN_BATCH,
+            OpenBatchInput(run=self._given.run, version=version),
+            queue=short_queue(RunId(self._given.run)),
+            options=options.database(),
+            summary=f"batch {version}",
+        )
+        return opened.batch_id is not None
+
+    async def _command(self, cell: CellState, to_role: CellRole) -> CellState:
+        command = CellCommand(
+            command_id=f"burst/{self._given.version}/{self._version}/{cell.epoch}/{to_role}",
+            cell_id=cell.cell_id,
+            epoch=cell.epoch,
+            from_role=cell.role,
+            to_role=to_role,
+            version=self._version,
+        )
+        try:
+            return await call(
+                activities.COMMAND_CELL,
+                command,
+                queue=control_queue(RunId(self._given.run)),
+                options=options.cell_command(),
+                summary=f"{cell.role} -> {to_role}",
+            )
+        except ActivityError as error:
+            raise _lost(error) from error
+
+    async def _train(self, cell: CellState) -> None:
+        version = self._version + 1
+        workflow.set_current_details(f"training version {version}")
+        try:
+            await call(
+                activities.TRAIN_BATCH,
+                TrainInput(
+                    cell_id=cell.cell_id,
+                    epoch=cell.epoch,
+                    batch_id=batch_id(RunId(self._given.run), version),
+                    version=version,
+                ),
+                queue=cell_queue(CellId(cell.cell_id), cell.epoch),
+                options=options.cell_work(TRAIN_LIMIT_S),
+                summary=f"update {version}",
+            )
+        except ActivityError as error:
+            raise _lost(error) from error
+
+    async def _publish(self, cell: CellState) -> None:
+        workflow.set_current_details(f"publishing version {self._version}")
+        try:
+            await call(
+                activities.PUBLISH_WEIGHTS,
+                PublishInput(cell_id=cell.cell_id, epoch=cell.epoch, version=self._version),
+                queue=cell_queue(CellId(cell.cell_id), cell.epoch),
+                options=options.cell_work(PUBLISH_LIMIT_S),
+                summary=f"version {self._version}",
+            )
+        except ActivityError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: ActivityError) -> Exception:
+    """A cancelled step cancels the burst; any other failure means looking at the cell again."""
+    return error if is_cancelled_exception(error) else CellLost(sentence(error))
