@@ -1,0 +1,47 @@
+"""Puts an engine together from its boot document."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from gpu_workers.engine.architecture import read_architecture
+from gpu_workers.engine.kv import RunningCache
+from gpu_workers.engine.model import Model
+from gpu_workers.engine.prefix import PrefixCache
+from gpu_workers.engine.requests import Generation
+from gpu_workers.engine.scheduler import Scheduler
+from gpu_workers.engine.weights import fuse, read_directory
+from gyre.contracts.errors import BadInput
+from gyre.contracts.processes import EngineBoot
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PREFIX_BYTES = 256 << 20
+"""Bound of the prefix cache: over 100,000 tokens of a tiny model, and little beside a real one."""
+
+
+def read_model(model_path: Path, *, context_tokens: int, dtype: str, device: str) -> Model:
+    """Raises BadInput for a folder, a dtype or a device that cannot be used."""
+    if dtype not in _DTYPES:
+        raise BadInput(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise BadInput("device 'cuda' was asked for, but torch sees no CUDA device")
+    shape = read_architecture(model_path)
+    kind, place = _DTYPES[dtype], torch.device(device)
+    weights = fuse(shape, read_directory(model_path), dtype=kind, device=place)
+    return Model(shape, weights, max_tokens=context_tokens, dtype=kind, device=place)
+
+
+def build_scheduler(boot: EngineBoot, notify: Callable[[list[Generation]], None]) -> Scheduler:
+    """The engine of ``boot``, not started. Raises BadInput as ``read_model`` does."""
+    model = read_model(
+        Path(boot.model_path), context_tokens=boot.context_tokens, dtype=boot.dtype, device=boot.device
+    )
+    kind, place = _DTYPES[boot.dtype], torch.device(boot.device)
+    cache = RunningCache(
+        model.shape, max_rows=boot.max_batch, max_tokens=boot.context_tokens, dtype=kind, device=place
+    )
+    prefixes = PrefixCache(model.shape, max_bytes=PREFIX_BYTES, dtype=kind, device=place)
+    return Scheduler(
+        model, cache, prefixes, version=boot.weight_version, max_batch=boot.max_batch, notify=notify
+    )

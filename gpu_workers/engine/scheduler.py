@@ -1,0 +1,302 @@
+"""Continuous batching: one thread admits, prefills, decodes, and obeys commands between two steps."""
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpu_workers.engine.kv import RunningCache
+from gpu_workers.engine.model import Model
+from gpu_workers.engine.prefix import PrefixCache
+from gpu_workers.engine.requests import Generation
+from gpu_workers.engine.sampling import Draw, sample
+from gpu_workers.engine.weights import Weights
+from gyre.contracts.engine import FinishInfo
+from gyre.contracts.errors import EngineFailed
+
+log = logging.getLogger("gyre.engine")
+
+T = TypeVar("T")
+PREFILL_TOKENS = 512
+"""Prompt tokens computed between two decode steps: bounds how long a new prompt delays the others."""
+_IDLE_S = 1.0
+"""How often an idle thread looks whether it should end."""
+
+
+class Scheduler:
+    """Owns the model and its caches. Every method named without an underscore may be called from any thread.
+
+    ``notify`` is called in the scheduler's thread with the requests that ended, or that stream and got
+    tokens, at most once a step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: RunningCache,
+        prefixes: PrefixCache,
+        *,
+        version: int,
+        max_batch: int,
+        notify: Callable[[list[Generation]], None],
+    ) -> None:
+        self.model, self._cache, self._prefixes = model, cache, prefixes
+        self._max_batch, self._notify = max_batch, notify
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Generation] = deque()
+        self._running: list[Generation] = []
+        """Position in this list = row of the cache."""
+        self._changed: list[Generation] = []
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._stopping = False
+        self.version = version
+        self.paused = False
+        self.released = False
+        self.num_steps = 0
+        self.num_sampled = 0
+        self.num_prefilled = 0
+        self.num_reused = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what is in flight is aborted with its tokens kept."""
+        self._stopping = True
+        self._commands.put(self._abort_all)
+        self._thread.join(timeout=30)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._cache.num_bytes + self._prefixes.num_bytes
+
+    def submit(self, generation: Generation) -> None:
+        self._commands.put(lambda: self._waiting.append(generation))
+        if not self.alive:
+            raise EngineFailed("the scheduler has stopped")
+
+    def abort(self, generation: Generation) -> None:
+        """End a request with what it has; an ended one is left alone."""
+        self._commands.put(lambda: self._abort(lambda g: g is generation))
+
+    def abort_all(self) -> None:
+        self._commands.put(self._abort_all)
+
+    def pause(self, mode: Literal["in_place", "retract", "abort"] = "in_place") -> Future[None]:
+        """Sample nothing until ``resume``; running requests hold, recompute later, or are aborted."""
+        return self._call(lambda: self._pause(mode))
+
+    def resume(self) -> Future[None]:
+        return self._call(lambda: setattr(self, "paused", False))
+
+    def flush_cache(self) -> Future[None]:
+        """Forget all prefixes; running requests keep their KV."""
+        return self._call(self._prefixes.clear)
+
+    def release_memory(self) -> Future[None]:
+        """Free the KV and the device's copy of the weights; requests hold until ``resume_memory``."""
+        return self._call(self._release)
+
+    def resume_memory(self) -> Future[None]:
+        """Compute again: running requests first recompute their KV."""
+        return self._call(self._restore)
+
+    def swap(self, weights: Weights, version: int, mode: Literal["retract", "in_place"]) -> Future[None]:
+        """Use other weights from the next step on; no request ends by it."""
+        return self._call(lambda: self._swap(weights, version, mode))
+
+    def _call(self, action: Callable[[], T]) -> Future[T]:
+        """Run ``action`` in the scheduler's thread, between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # Its caller gave up waiting.
+            try:
+                future.set_result(action())
+            except Exception as error:  # Handed to the caller, which waits for it.
+                future.set_exception(error)
+
+        self._commands.put(run)
+        return future
+
+    # What follows runs in the scheduler's thread only.
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._obey()
+                if self._has_work():
+                    self._step()
+                self._deliver()
+            self._obey()
+        except Exception as error:  # Nothing can be computed any more: tell every client, then end.
+            log.exception("the scheduler failed")
+            self._fail_all(f"the engine failed: {error}")
+        self._deliver()
+
+    def _obey(self) -> None:
+        """Run the commands that came; waits for one when there is nothing to compute."""
+        try:
+            self._commands.get(block=not self._has_work() and not self._stopping, timeout=_IDLE_S)()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _has_work(self) -> bool:
+        return not (self.paused or self.released) and bool(self._running or self._waiting)
+
+    def _step(self) -> None:
+        self._admit()
+        self._prefill()
+        self._decode()
+        self.num_steps += 1
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_batch:
+            self._running.append(self._waiting.popleft())
+        longest = max((len(g.tokens) for g in self._running), default=0)
+        self._cache.reserve(len(self._running), longest)
+
+    def _prefill(self) -> None:
+        """A bounded number of uncached tokens, oldest request first."""
+        budget = PREFILL_TOKENS
+        complete: list[tuple[Generation, Tensor]] = []
+        for row, generation in enumerate(self._running):
+            if generation.num_uncached > 1 and budget > 0:
+                logits_1V, count = self._prefill_chunk(row, generation, budget)
+                budget -= count
+                if generation.num_uncached == 0:
+                    # Stored before the next request is looked at: siblings of one group arrive together.
+                    self._store_prefix(row, generation)
+                    complete.append((generation, logits_1V))
+        if complete:
+            self._sample(torch.cat([logits for _, logits in complete]), [g for g, _ in complete])
+            self._remove_ended()
+
+    def _prefill_chunk(self, row: int, generation: Generation, budget: int) -> tuple[Tensor, int]:
+        """Compute up to ``budget`` tokens of one request: (logits of the last [1, V], how many)."""
+        view = self._cache.row(row)
+        if generation.num_cached == 0:
+            generation.num_cached = self._prefixes.load(generation.tokens, view)
+            if generation.reused is None:
+                generation.reused = min(generation.num_cached, len(generation.prompt))
+                self.num_reused += generation.reused
+        start = generation.num_cached
+        chunk = generation.tokens[start : start + budget]
+        logits_1V = self.model.prefill(view, chunk, start)
+        generation.num_cached += len(chunk)
+        self.num_prefilled += len(chunk)
+        return logits_1V, len(chunk)
+
+    def _decode(self) -> None:
+        ready = [(row, g) for row, g in enumerate(self._running) if g.num_uncached == 1]
+        if not ready:
+            return
+        rows, generations = zip(*ready, strict=True)
+        self._cache.reserve(len(self._running), max(len(g.tokens) for g in generations))
+        logits_BV = self.model.decode(
+            self._cache.data, rows, [g.tokens[-1] for g in generations], [g.num_cached for g in generations]
+        )
+        for generation in generations:
+            generation.num_cached += 1
+        self._sample(logits_BV, list(generations))
+        self._remove_ended()
+
+    def _sample(self, logits_BV: Tensor, generations: list[Generation]) -> None:
+        draws = [Draw(g.params, len(g.tokens)) for g in generations]
+        tokens, logprobs = sample(logits_BV, draws)
+        for generation, token, logprob in zip(generations, tokens, logprobs, strict=True):
+            generation.append(token, logprob, self.version)
+            if generation.stream or generation.ended:
+                self._changed.append(generation)
+        self.num_sampled += len(tokens)
+
+    def _store_prefix(self, row: int, generation: Generation) -> None:
+        if generation.num_cached and not generation.mixed_kv:
+            self._prefixes.store(generation.tokens[: generation.num_cached], self._cache.row(row))
+
+    def _remove_ended(self) -> None:
+        """Free the rows of ended requests; the last row moves into each hole."""
+        for row in range(len(self._running) - 1, -1, -1):
+            if self._running[row].ended:
+                self._remove(row)
+
+    def _remove(self, row: int) -> None:
+        self._store_prefix(row, self._running[row])
+        last = self._running.pop()
+        if row < len(self._running):
+            # After a retraction there may be no row at all, and nothing to move.
+            self._cache.move(len(self._running), row, last.num_cached)
+            self._running[row] = last
+
+    def _abort(self, chosen: Callable[[Generation], bool]) -> None:
+        found = [g for g in (*self._running, *self._waiting) if chosen(g)]
+        for generation in found:
+            generation.finish = FinishInfo(type="abort")
+        self._changed += found
+        self._waiting = deque(g for g in self._waiting if not g.ended)
+        self._remove_ended()
+
+    def _abort_all(self) -> None:
+        self._abort(lambda _: True)
+
+    def _pause(self, mode: Literal["in_place", "retract", "abort"]) -> None:
+        self.paused = True
+        if mode == "abort":
+            self._abort_all()
+        elif mode == "retract":
+            self._retract()
+
+    def _retract(self) -> None:
+        for generation in self._running:
+            generation.drop_kv()
+
+    def _release(self) -> None:
+        self.released = True
+        self._retract()
+        self._prefixes.clear()
+        self._cache.release()
+        self.model.offload()
+
+    def _restore(self) -> None:
+        self.model.load()
+        self.released = False
+
+    def _swap(self, weights: Weights, version: int, mode: Literal["retract", "in_place"]) -> None:
+        self._prefixes.clear()
+        if mode == "retract":
+            self._retract()
+        for generation in self._running:
+            generation.mixed_kv = generation.num_cached > 0
+        self.model.weights, self.version = weights, version
+
+    def _fail_all(self, reason: str) -> None:
+        for generation in (*self._running, *self._waiting):
+            generation.failure = reason
+            self._changed.append(generation)
+
+    def _deliver(self) -> None:
+        if self._changed:
+            # A prefill and a decode of one step may both have touched a request.
+            changed, self._changed = list(dict.fromkeys(self._changed)), []
+            self._notify(changed)

@@ -1,0 +1,262 @@
+"""The engine protocol over HTTP. Generation itself happens in the scheduler's thread."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from gpu_workers.engine.build import build_scheduler
+from gpu_workers.engine.publication import Publication
+from gpu_workers.engine.requests import Generation
+from gpu_workers.engine.scheduler import Scheduler
+from gpu_workers.engine.validation import Empty, check_request, parse
+from gpu_workers.engine.weights import WeightSource
+from gyre.contracts.engine import EngineInfo, GenerateRequest, PullWeights
+from gyre.contracts.errors import BadInput, EngineFailed, Fenced, GyreError, TransferFailed
+from gyre.contracts.processes import EngineBoot
+
+COMMAND_S = 60.0
+"""A command waits for one scheduler step at most, plus the copy of the weights."""
+_LOOK_S = 5.0
+"""How often a waiting request looks whether the scheduler still lives."""
+_STATUS = {BadInput: 400, Fenced: 409, TransferFailed: 502, EngineFailed: 503}
+
+
+class AbortRequest(Empty):
+    rid: str = ""
+    abort_all: bool = False
+
+
+class PauseRequest(Empty):
+    mode: Literal["in_place", "retract", "abort"] = "in_place"
+    """What running requests do: hold with their KV, hold and recompute, or end with what they have."""
+
+
+class EngineServer:
+    """One engine behind HTTP; the handlers are methods, ``app`` routes to them."""
+
+    def __init__(self, boot: EngineBoot) -> None:
+        self.boot = boot
+        self.scheduler: Scheduler = build_scheduler(boot, self._notify)
+        self.publication = Publication(self.scheduler, WeightSource(), epoch=boot.epoch)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._in_flight: dict[Generation, asyncio.Event] = {}
+        self._vocab = self.scheduler.model.shape.vocab_size
+
+    def start(self) -> None:
+        """Call in the event loop that serves the requests."""
+        self._loop = asyncio.get_running_loop()
+        self.scheduler.start()
+
+    def _notify(self, changed: list[Generation]) -> None:
+        """Scheduler's thread: one wake-up of the event loop a step, however many requests it touched."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._wake, changed)
+
+    def _wake(self, changed: list[Generation]) -> None:
+        for generation in changed:
+            if generation in self._in_flight:
+                self._in_flight[generation].set()
+
+    async def generate(self, request: Request) -> Response:
+        parsed = await parse(request, GenerateRequest)
+        check_request(parsed, vocab=self._vocab, context_tokens=self.boot.context_tokens)
+        generation = Generation.of(parsed, parsed.rid or uuid.uuid4().hex, self.boot.context_tokens)
+        updates = self._updates(generation, request)
+        if parsed.stream:
+            return StreamingResponse(_events(updates), media_type="text/event-stream")
+        bodies = [body async for body in updates]  # One, the finished answer, or none: the client left.
+        return Response(*bodies, media_type="application/json")
+
+    async def _updates(self, generation: Generation, request: Request) -> AsyncGenerator[bytes, None]:
+        """The answer so far as JSON, each time there is more; ends with the finished one.
+
+        Whoever stops iterating, by disconnecting or otherwise, aborts the request.
+        """
+        changed = asyncio.Event()
+        self._in_flight[generation] = changed
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            self.scheduler.submit(generation)
+            while not generation.ended:
+                if not await self._changed_or_gone(changed, gone):
+                    return
+                if not generation.ended and generation.sampled:
+                    yield _json(generation)
+            if generation.failure:
+                raise EngineFailed(generation.failure)
+            yield _json(generation)
+        finally:
+            gone.cancel()
+            del self._in_flight[generation]
+            if not generation.ended:
+                self.scheduler.abort(generation)
+
+    async def _changed_or_gone(self, changed: asyncio.Event, gone: "asyncio.Task[None]") -> bool:
+        """Wait for an update: True; False when the client left. Raises EngineFailed if the engine died."""
+        waiter = asyncio.ensure_future(changed.wait())
+        try:
+            while not changed.is_set():
+                await asyncio.wait({waiter, gone}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return False
+                if not self.scheduler.alive and not changed.is_set():
+                    raise EngineFailed("the engine has stopped")
+        finally:
+            waiter.cancel()
+        changed.clear()
+        return True
+
+    async def abort(self, request: Request) -> Response:
+        parsed = await parse(request, AbortRequest)
+        for generation in self._in_flight:
+            if parsed.abort_all or generation.rid == parsed.rid:
+                self.scheduler.abort(generation)
+        return JSONResponse({})
+
+    async def pause(self, request: Request) -> Response:
+        parsed = await parse(request, PauseRequest)
+        await _done(self.scheduler.pause(parsed.mode))
+        return JSONResponse({})
+
+    async def resume(self, request: Request) -> Response:
+        await parse(request, Empty)
+        await _done(self.scheduler.resume())
+        return JSONResponse({})
+
+    async def flush(self, request: Request) -> Response:
+        await parse(request, Empty)
+        await _done(self.scheduler.flush_cache())
+        return JSONResponse({})
+
+    async def release(self, request: Request) -> Response:
+        await parse(request, Empty)
+        await _done(self.scheduler.release_memory())
+        return JSONResponse({})
+
+    async def restore(self, request: Request) -> Response:
+        await parse(request, Empty)
+        await _done(self.scheduler.resume_memory())
+        return JSONResponse({})
+
+    async def pull(self, request: Request) -> Response:
+        parsed = await parse(request, PullWeights)
+        return JSONResponse(await self.publication.take(parsed))
+
+    async def health(self, _: Request) -> Response:
+        if not self.scheduler.alive:
+            raise EngineFailed("the engine has stopped")
+        return JSONResponse({"status": "ok"})
+
+    async def info(self, _: Request) -> Response:
+        scheduler = self.scheduler
+        found = EngineInfo(
+            model_path=self.boot.model_path,
+            weight_version=scheduler.version,
+            vocab_size=self._vocab,
+            context_tokens=self.boot.context_tokens,
+            max_running_requests=self.boot.max_batch,
+            num_running=scheduler.num_running,
+            epoch=self.boot.epoch,
+            extra={
+                "num_waiting": scheduler.num_waiting,
+                "paused": scheduler.paused,
+                "released": scheduler.released,
+                "kv_bytes": scheduler.kv_bytes,
+            },
+        )
+        return JSONResponse(found.model_dump())
+
+    async def metrics(self, _: Request) -> Response:
+        scheduler = self.scheduler
+        figures = {
+            "running_requests gauge": scheduler.num_running,
+            "waiting_requests gauge": scheduler.num_waiting,
+            "weight_version gauge": scheduler.version,
+            "kv_bytes gauge": scheduler.kv_bytes,
+            "steps_total counter": scheduler.num_steps,
+            "sampled_tokens_total counter": scheduler.num_sampled,
+            "prefilled_tokens_total counter": scheduler.num_prefilled,
+            "reused_tokens_total counter": scheduler.num_reused,
+        }
+        lines = [
+            f"# TYPE gyre_engine_{key}\ngyre_engine_{key.split()[0]} {value}"
+            for key, value in figures.items()
+        ]
+        return PlainTextResponse("\n".join(lines) + "\n")
+
+
+def create_app(server: EngineServer) -> FastAPI:
+    """The routes of the engine protocol; every error is ``{"error": {"message": ...}}``."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        server.start()
+        yield
+        await asyncio.to_thread(server.scheduler.stop)
+
+    app = FastAPI(openapi_url=None, lifespan=lifespan)
+    routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+        ("POST", "/generate", server.generate),
+        ("POST", "/abort_request", server.abort),
+        ("POST", "/pause_generation", server.pause),
+        ("POST", "/continue_generation", server.resume),
+        ("POST", "/flush_cache", server.flush),
+        ("POST", "/release_memory_occupation", server.release),
+        ("POST", "/resume_memory_occupation", server.restore),
+        ("POST", "/pull_weights", server.pull),
+        ("GET", "/health", server.health),
+        ("GET", "/get_server_info", server.info),
+        ("GET", "/metrics", server.metrics),
+    ]
+    for method, path, handler in routes:
+        app.add_api_route(path, handler, methods=[method], response_model=None)
+    app.add_exception_handler(GyreError, _gyre_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    return app
+
+
+async def _events(updates: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """Server-sent events. A failure after the first event can only be told in another one."""
+    async with aclosing(updates):
+        try:
+            async for body in updates:
+                yield b"data: " + body + b"\n\n"
+        except EngineFailed as error:
+            yield b"data: " + json.dumps({"error": {"message": str(error)}}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+def _json(generation: Generation) -> bytes:
+    return generation.snapshot().model_dump_json().encode()
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns when the client has left. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _done(future: Future[Any]) -> None:
+    """Wait for a scheduler command. Raises EngineFailed when it does not come in time."""
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(future), COMMAND_S)
+    except TimeoutError:
+        raise EngineFailed(f"the scheduler did not answer within {COMMAND_S:g} s") from None
+
+
+async def _gyre_error(_: Request, error: Exception) -> Response:
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 503)
+    return JSONResponse({"error": {"message": str(error)}}, status_code=status)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": {"message": str(error.detail)}}, status_code=error.status_code)
