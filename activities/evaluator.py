@@ -1,0 +1,87 @@
+"""Scores a snapshot in a fresh sandbox. A reward that is committed once is never computed again."""
+
+import tempfile
+import time
+from pathlib import Path
+
+from sqlalchemy import Engine
+from temporalio import activity
+
+from activities.harness import sandbox_limits
+from db import evaluations, harnesses, snapshots
+from db.harnesses import TaskOfExecution
+from db.models import Reward, Snapshot
+from db.session import transaction
+from gyre.contracts.errors import EvaluatorFailed
+from gyre.contracts.ids import EvaluationId, ExecutionId, SnapshotId
+from gyre.contracts.messages import EvaluateInput, EvaluateResult
+from gyre.contracts.processes import WorkerBoot
+from gyre.durable.activities import EVALUATE_SNAPSHOT
+from gyre.durable.failures import translated
+from gyre.sandbox.evaluate import EvaluationFailure, EvaluationOutcome, evaluate
+from gyre.store import BlobStore
+
+
+class EvaluatorActivities:
+    """Runs on any host that has the tasks and reaches S3."""
+
+    def __init__(self, database: Engine, store: BlobStore, boot: WorkerBoot) -> None:
+        self._database, self._store, self._boot = database, store, boot
+
+    @activity.defn(name=EVALUATE_SNAPSHOT.name)
+    @translated
+    def evaluate_snapshot(self, given: EvaluateInput) -> EvaluateResult:
+        """One try. Raises EvaluatorFailed, recorded with its reason, when no valid reward came out."""
+        evaluation, execution = EvaluationId(given.evaluation_id), ExecutionId(given.execution_id)
+        began = time.monotonic()
+        reward, row, task = self._open(given, evaluation, execution)
+        if reward is None:
+            outcome = self._try(given, evaluation, row, task)
+            with transaction(self._database) as session:
+                reward = evaluations.succeed(
+                    session,
+                    evaluation,
+                    execution=execution,
+                    value=outcome.reward,
+                    try_number=given.try_number,
+                    output_tail=outcome.output_tail,
+                )
+        seconds = time.monotonic() - began
+        return EvaluateResult(reward_id=reward.id, reward=reward.value, seconds=seconds)
+
+    def _open(
+        self, given: EvaluateInput, evaluation: EvaluationId, execution: ExecutionId
+    ) -> tuple[Reward | None, Snapshot, TaskOfExecution]:
+        snapshot = SnapshotId(given.snapshot_id)
+        with transaction(self._database) as session:
+            row = snapshots.get(session, snapshot)
+            if row is None:
+                raise EvaluatorFailed(f"{snapshot}: no such snapshot")
+            evaluations.open_evaluation(
+                session, evaluation, execution=execution, snapshot=snapshot, number=given.number
+            )
+            task = harnesses.task_of(session, execution)
+            return evaluations.reward_of(session, evaluation), row, task
+
+    def _try(
+        self, given: EvaluateInput, evaluation: EvaluationId, row: Snapshot, task: TaskOfExecution
+    ) -> EvaluationOutcome:
+        scratch = Path(self._boot.state_dir) / "evaluations"
+        scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(dir=scratch, prefix="archive-") as folder:
+                archive = Path(folder) / "snapshot.tar.zst"
+                self._store.get_file(row.blob_key, archive)
+                tests = Path(task.path) / "tests"
+                limits = sandbox_limits(task)
+                return evaluate(tests, archive, scratch, limit_s=given.limit_s, limits=limits)
+        except EvaluationFailure as error:
+            with transaction(self._database) as session:
+                evaluations.note_failure(
+                    session,
+                    evaluation,
+                    try_number=given.try_number,
+                    failure=str(error),
+                    output_tail=error.output_tail,
+                )
+            raise EvaluatorFailed(str(error)) from error

@@ -1,0 +1,155 @@
+"""The harness of an attempt: provision its workspace, run it, seal the attempt."""
+
+import asyncio
+from pathlib import Path
+
+from sqlalchemy import Engine
+from temporalio import activity
+
+from db import attempts, harnesses
+from db.harnesses import TaskOfExecution
+from db.session import transaction
+from gyre.contracts.errors import Fenced, ProvisionFailed
+from gyre.contracts.ids import AttemptId, execution_of
+from gyre.contracts.messages import (
+    AttemptInput,
+    HarnessInput,
+    HarnessResult,
+    ProvisionResult,
+    SealInput,
+    SealResult,
+)
+from gyre.contracts.processes import WorkerBoot
+from gyre.contracts.tokens import attempt_token
+from gyre.durable.activities import PROVISION_WORKSPACE, RUN_HARNESS, SEAL_ATTEMPT
+from gyre.durable.failures import translated
+from gyre.sandbox import adapters, workspace
+from gyre.sandbox.attempts import (
+    HarnessSpec,
+    HarnessStatus,
+    Limits,
+    attempt_directory,
+    kill,
+    poll,
+    start_or_attach,
+)
+
+HEARTBEAT_S = 1.0
+LOOK_S = 0.05
+"""Between two looks at the supervisor's status file."""
+
+
+class HarnessActivities:
+    """Runs on the host whose ``state_dir`` holds the attempts: re-attaching needs their files."""
+
+    def __init__(self, database: Engine, boot: WorkerBoot) -> None:
+        self._database, self._boot = database, boot
+
+    @activity.defn(name=PROVISION_WORKSPACE.name)
+    @translated
+    def provision_workspace(self, given: AttemptInput) -> ProvisionResult:
+        """Make the attempt's workspace, once. Raises ProvisionFailed; Fenced if the attempt is sealed."""
+        attempt = AttemptId(given.attempt_id)
+        task = self._open_task(attempt)
+        folder = Path(task.path)
+        if not (folder / "instruction.md").is_file():
+            raise ProvisionFailed(f"task folder {folder} is not on this host")
+        done = workspace.provision(folder / "environment", self._directory(attempt))
+        return ProvisionResult(num_files=done.num_files, num_bytes=done.num_bytes)
+
+    @activity.defn(name=RUN_HARNESS.name)
+    @translated
+    async def run_harness(self, given: HarnessInput) -> HarnessResult:
+        """Start the harness or attach to it, and return when it has ended.
+
+        Its processes are ended here only when cancellation was requested. A worker that shuts down, or
+        whose heartbeat came too late, leaves them alone: the next one attaches.
+        """
+        attempt = AttemptId(given.attempt_id)
+        directory = self._directory(attempt)
+        try:
+            status = await asyncio.to_thread(self._start, attempt, given.limit_s)
+            while status.state != "exited":
+                activity.heartbeat()
+                status = await _next_status(directory, HEARTBEAT_S)
+        except asyncio.CancelledError:
+            details = activity.cancellation_details()
+            if details is not None and details.cancel_requested:
+                await asyncio.to_thread(kill, directory)
+            raise
+        assert status.end_reason is not None
+        return HarnessResult(end_reason=status.end_reason, exit_code=status.exit_code, seconds=status.seconds)
+
+    @activity.defn(name=SEAL_ATTEMPT.name)
+    @translated
+    def seal_attempt(self, given: SealInput) -> SealResult:
+        """Refuse further writes, then end every process of the attempt and make sure."""
+        attempt = AttemptId(given.attempt_id)
+        with transaction(self._database) as session:
+            attempts.seal(
+                session, attempt, given.end_reason, exit_code=given.exit_code, failure=given.failure
+            )
+        directory = self._directory(attempt)
+        kill(directory)
+        # Holds the attempt's token, which is of no use to anybody any more.
+        (directory / "spec.json").unlink(missing_ok=True)
+        with transaction(self._database) as session:
+            recorded = harnesses.counts(session, attempt)
+        return SealResult(
+            num_calls=recorded.num_calls,
+            num_input_tokens=recorded.num_input_tokens,
+            num_output_tokens=recorded.num_output_tokens,
+            num_branches=recorded.num_branches,
+        )
+
+    def _start(self, attempt: AttemptId, limit_s: float) -> HarnessStatus:
+        directory = self._directory(attempt)
+        status = poll(directory)
+        return start_or_attach(self._spec(attempt, limit_s)) if status.state == "absent" else status
+
+    def _spec(self, attempt: AttemptId, limit_s: float) -> HarnessSpec:
+        task = self._open_task(attempt)
+        harness = task.resolved["harness"]
+        return adapters.render(
+            adapters.load_adapter(harness["name"]),
+            harness["options"],
+            adapters.Launch(
+                directory=self._directory(attempt),
+                instruction=(Path(task.path) / "instruction.md").read_text(),
+                token=attempt_token(task.secret, attempt),
+                gateway_socket=self._boot.gateway_socket,
+                gateway_url=self._boot.gateway_url,
+                time_limit_s=limit_s,
+                limits=sandbox_limits(task),
+            ),
+        )
+
+    def _open_task(self, attempt: AttemptId) -> TaskOfExecution:
+        with transaction(self._database) as session:
+            if not harnesses.is_open(session, attempt):
+                raise Fenced(f"{attempt} is sealed: nothing can be started for it any more")
+            return harnesses.task_of(session, execution_of(attempt))
+
+    def _directory(self, attempt: AttemptId) -> Path:
+        return attempt_directory(self._boot.state_dir, attempt)
+
+
+def sandbox_limits(task: TaskOfExecution) -> Limits:
+    """The limits of a sandbox that the run file gives."""
+    limits = task.resolved["limits"]
+    return Limits(
+        memory_bytes=limits["memory_bytes"],
+        processes=limits["processes"],
+        workspace_bytes=limits["workspace_bytes"],
+    )
+
+
+async def _next_status(directory: Path, patience_s: float) -> HarnessStatus:
+    """The status when it has ended, or what it is after ``patience_s``."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + patience_s
+    while True:
+        status = poll(directory)
+        if status.state == "exited" or loop.time() >= until:
+            return status
+        await asyncio.sleep(LOOK_S)

@@ -1,0 +1,191 @@
+"""How to run a harness that knows nothing of Gyre: a catalogue of TOML files and their placeholders.
+
+An adapter's ``command``, ``environment``, ``files`` and ``mounts`` are templates over
+``{instruction} {instruction_file} {base_url} {token} {model} {workspace} {home} {python} {binary}
+{repository} {options.NAME} {mounts.NAME}``.
+"""
+
+import functools
+import json
+import re
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gyre.contracts.errors import BadInput
+from gyre.sandbox import isolation
+from gyre.sandbox.attempts import REPOSITORY, HarnessSpec, Limits
+
+CATALOGUE = Path(__file__).parent / "catalogue"
+PLACEHOLDER = re.compile(r"\{([a-z_]+(?:\.[a-z_0-9]+)?)\}")
+PLAIN_NAMES = {
+    "instruction", "instruction_file", "base_url", "token", "model", "workspace", "home", "python",
+    "binary", "repository",
+}  # fmt: skip
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class Adapter(BaseModel):
+    """One file of the catalogue."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    dialect: Literal["openai", "anthropic"]
+    command: list[str] = Field(min_length=1)
+    environment: dict[str, str]
+    """How the token and the gateway's address reach the harness is written here."""
+    files: dict[str, str] = Field(default_factory=dict[str, str])
+    """Path below the home folder -> content."""
+    mounts: dict[str, str] = Field(default_factory=dict[str, str])
+    """Name -> folder of this machine, seen read-only inside as ``{mounts.NAME}``."""
+    options: dict[str, str] = Field(default_factory=dict[str, str])
+    """Known options with their defaults; ``[harness.options]`` of the run file changes them."""
+    binary: str | None = None
+    """A program found by the option ``binary`` or on PATH; its folder is mounted."""
+    node: bool = False
+    """Whether the program needs Node, whose installation is then mounted too."""
+    limit_address_space: bool = True
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What differs from attempt to attempt. ``base_url`` is for a harness outside any namespace."""
+
+    directory: Path
+    instruction: str
+    token: str
+    gateway_socket: str
+    gateway_url: str
+    time_limit_s: float
+    limits: Limits
+    model: str = "policy"
+
+
+@functools.cache
+def load_adapter(name: str) -> Adapter:
+    """An adapter of the catalogue. Raises BadInput when there is none or its file is not valid."""
+    path = CATALOGUE / f"{name}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in CATALOGUE.glob("*.toml")))
+        raise BadInput(f"harness.name = {name!r}: no such adapter (allowed: {known})")
+    try:
+        adapter = Adapter.model_validate(tomllib.loads(path.read_text()))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise BadInput(f"adapter {name}: {error}") from None
+    _check_placeholders(adapter)
+    return adapter
+
+
+def check_harness(name: str, options: dict[str, str]) -> None:
+    """Raise BadInput, before anything is made, if the harness could not be started here."""
+    adapter = load_adapter(name)
+    _options(adapter, options)
+    if adapter.binary:
+        _find_binary(adapter, options)
+    if adapter.node and not shutil.which("node"):
+        raise BadInput(f"harness {name} needs Node: no program 'node' on PATH")
+
+
+def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> HarnessSpec:
+    """The spec of one attempt; writes the adapter's files and the instruction into its directory."""
+    plain = isolation.probe() == isolation.PLAIN
+    home, workspace = launch.directory / "home", launch.directory / "workspace"
+    home.mkdir(exist_ok=True)
+    instruction = launch.directory / "instruction.md"
+    instruction.write_text(launch.instruction)
+    values = {
+        "instruction": launch.instruction,
+        "instruction_file": str(instruction) if plain else "/gyre/instruction.md",
+        "base_url": launch.gateway_url if plain else f"http://127.0.0.1:{isolation.PORT}",
+        "token": launch.token,
+        "model": launch.model,
+        "workspace": str(workspace) if plain else isolation.WORKSPACE,
+        "home": str(home) if plain else isolation.HOME,
+        "python": isolation.python(),
+        "repository": str(REPOSITORY),
+    }
+    values |= {f"options.{k}": _fill(v, values) for k, v in _options(adapter, options).items()}
+    mounts, path = _mounts(adapter, options, values, plain)
+    values |= {f"mounts.{name}": inside for name, (_, inside) in mounts.items()}
+    for name, content in adapter.files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(_fill(content, values))
+    env = {"PATH": path, "HOME": values["home"], "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    return HarnessSpec(
+        directory=launch.directory,
+        argv=[_fill(part, values) for part in adapter.command],
+        env=env | {name: _fill(value, values) for name, value in adapter.environment.items()},
+        cwd=values["workspace"],
+        time_limit_s=launch.time_limit_s,
+        limits=Limits(
+            memory_bytes=launch.limits.memory_bytes,
+            processes=launch.limits.processes,
+            workspace_bytes=launch.limits.workspace_bytes,
+            address_space=adapter.limit_address_space,
+        ),
+        gateway_socket=launch.gateway_socket,
+        read_only=[
+            [str(instruction), "/gyre/instruction.md"],
+            *([folder, inside] for folder, inside in mounts.values() if folder != inside),
+        ],
+        writable=[[str(workspace), isolation.WORKSPACE], [str(home), isolation.HOME]],
+    )
+
+
+def _fill(template: str, values: dict[str, str]) -> str:
+    # A name that is not a placeholder (JSON in a config file) stays as it is; names are checked at load.
+    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
+
+
+def _options(adapter: Adapter, given: dict[str, str]) -> dict[str, str]:
+    known = set(adapter.options) | ({"binary"} if adapter.binary else set())
+    if unknown := sorted(set(given) - known):
+        allowed = ", ".join(sorted(known))
+        raise BadInput(f"unknown key 'harness.options.{unknown[0]}' (allowed: {allowed})")
+    return adapter.options | given
+
+
+def _mounts(
+    adapter: Adapter, options: dict[str, str], values: dict[str, str], plain: bool
+) -> tuple[dict[str, tuple[str, str]], str]:
+    """``name -> (folder here, folder inside)`` and PATH; sets ``{binary}`` in ``values``."""
+    folders = {name: _fill(template, values) for name, template in adapter.mounts.items()}
+    program = _find_binary(adapter, options) if adapter.binary else None
+    if program:
+        folders["binary"] = str(program.parent)
+    if adapter.node:
+        folders["node"] = str(Path(str(shutil.which("node"))).resolve().parent.parent)
+    mounts = {
+        name: (folder, folder if plain or f"{folder}/".startswith("/usr/") else f"/harness/{name}")
+        for name, folder in folders.items()
+    }
+    if program:
+        values["binary"] = f"{mounts['binary'][1]}/{program.name}"
+    return mounts, f"{mounts['node'][1]}/bin:{SYSTEM_PATH}" if adapter.node else SYSTEM_PATH
+
+
+def _find_binary(adapter: Adapter, options: dict[str, str]) -> Path:
+    wanted = options.get("binary", adapter.binary or "")
+    found = shutil.which(wanted)
+    if found is None:
+        raise BadInput(
+            f"harness {adapter.name}: no program {wanted!r} (install it or set harness.options.binary)"
+        )
+    return Path(found).resolve()
+
+
+def _check_placeholders(adapter: Adapter) -> None:
+    known = PLAIN_NAMES | {f"options.{name}" for name in adapter.options}
+    known |= {f"mounts.{name}" for name in adapter.mounts}
+    texts = [*adapter.command, *adapter.environment.values(), *adapter.mounts.values()]
+    for text in texts:
+        for name in PLACEHOLDER.findall(text):
+            if name not in known:
+                raise BadInput(
+                    f"adapter {adapter.name}: unknown placeholder {{{name}}} in {json.dumps(text)}"
+                )

@@ -1,0 +1,52 @@
+"""The first program inside a sandbox: opens the gateway's port, gives up its rights, becomes the harness.
+
+Runs as ``python -I -S -E entry.py UID CONTROL_FD PORT PROCESSES FILE_BYTES ADDRESS_BYTES CWD PROGRAM...``
+where -1 (0 for sizes) means "leave it". The listening socket lives in the sandbox's network namespace
+and is handed out over CONTROL_FD, so that the forwarding is done outside, where the harness cannot
+reach it and where a gateway that restarts is found again by its path.
+"""
+
+import os
+import sys
+from resource import RLIMIT_AS, RLIMIT_CORE, RLIMIT_FSIZE, RLIMIT_NOFILE, RLIMIT_NPROC, setrlimit
+
+OPEN_FILES = 4096
+
+
+def main() -> None:
+    uid, control, port, processes, file_bytes, address_bytes = (int(text) for text in sys.argv[1:7])
+    cwd, program = sys.argv[7], sys.argv[8:]
+    if control >= 0:
+        _hand_out_listener(control, port)
+    if uid >= 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    elif os.getsid(0) != os.getpid() and os.environ.get("GYRE_PLAIN"):
+        os.setsid()
+    os.chdir(cwd)
+    # After the change of user: a limit on processes counts those of the real user.
+    _limit(RLIMIT_CORE, 0)
+    _limit(RLIMIT_NOFILE, OPEN_FILES)
+    for kind, value in ((RLIMIT_NPROC, processes), (RLIMIT_FSIZE, file_bytes), (RLIMIT_AS, address_bytes)):
+        if value > 0:
+            _limit(kind, value)
+    os.execvp(program[0], program)
+
+
+def _limit(kind: int, value: int) -> None:
+    setrlimit(kind, (value, value))
+
+
+def _hand_out_listener(control: int, port: int) -> None:
+    import socket
+
+    with socket.socket(fileno=control) as channel, socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+        socket.send_fds(channel, [b"listening"], [listener.fileno()])
+
+
+if __name__ == "__main__":
+    main()

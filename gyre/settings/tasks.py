@@ -1,0 +1,76 @@
+"""Task folders in Harbor's format: ``instruction.md``, ``task.toml``, ``environment/``, ``tests/test.sh``."""
+
+import hashlib
+import tomllib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from gyre.contracts.errors import BadInput
+
+
+class TaskFolder(BaseModel):
+    """One task. ``environment/`` is what the workspace starts with, ``tests/`` is what scores it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    path: Path
+    instruction: str
+    sha256: str
+    """Of the folder's files: their paths, whether they can be executed, and their contents."""
+
+    @property
+    def environment(self) -> Path:
+        """May not exist: the workspace then starts empty."""
+        return self.path / "environment"
+
+    @property
+    def tests(self) -> Path:
+        return self.path / "tests"
+
+
+def load_task(path: Path) -> TaskFolder:
+    """Read one task folder. Raises BadInput with one sentence when it is not one."""
+    if not path.is_dir():
+        raise BadInput(f"task {path}: no such folder")
+    for needed in ("instruction.md", "tests/test.sh"):
+        if not (path / needed).is_file():
+            raise BadInput(f"task {path}: it has no {needed}")
+    try:
+        instruction = (path / "instruction.md").read_text()
+        if (path / "task.toml").exists():
+            tomllib.loads((path / "task.toml").read_text())
+        return TaskFolder(
+            name=path.resolve().name, path=path.resolve(), instruction=instruction, sha256=folder_sha256(path)
+        )
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"task {path}: task.toml cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"task {path}: {error}") from None
+
+
+def load_tasks(folder: Path) -> list[TaskFolder]:
+    """The task folders of a folder, by name. Raises BadInput if there is none or one is not valid."""
+    if not folder.is_dir():
+        raise BadInput(f"tasks {folder}: no such folder")
+    paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not paths:
+        raise BadInput(f"tasks {folder}: it holds no task folder")
+    return [load_task(path) for path in paths]
+
+
+def folder_sha256(folder: Path) -> str:
+    """SHA-256 over the files of a folder, whatever their times and owners."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            kind, content = b"link", str(path.readlink()).encode()
+        elif path.is_file():
+            kind = b"program" if path.stat().st_mode & 0o100 else b"file"
+            content = path.read_bytes()
+        else:
+            continue
+        name = str(path.relative_to(folder)).encode()
+        digest.update(b"%b %d %d\n" % (kind, len(name), len(content)) + name + content)
+    return digest.hexdigest()
