@@ -63,7 +63,8 @@ class CellControlActivities:
         handle = self.client.get_workflow_handle(given.cell_id)
         beat = asyncio.create_task(_beat())
         try:
-            return await handle.execute_update("command", given, id=given.command_id, result_type=CellState)
+            update = handle.execute_update  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+            return await update("command", given, id=given.command_id, result_type=CellState)
         finally:
             beat.cancel()
 

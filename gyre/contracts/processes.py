@@ -4,9 +4,21 @@
 documents as JSON, mode 0600 (it carries the services' credentials). Nothing else is passed.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def read_boot(kind: type[B], arguments: Sequence[str]) -> B:
+    """The boot document named by ``--boot FILE`` on a command line. Raises SystemExit with one sentence."""
+    if "--boot" not in arguments[:-1]:
+        raise SystemExit(f"usage: {arguments[0]} --boot FILE")
+    path = Path(arguments[list(arguments).index("--boot") + 1])
+    return kind.model_validate_json(path.read_text())
 
 
 class Boot(BaseModel):

@@ -1,0 +1,77 @@
+"""The child processes of a cell: started by exec, ended by pid, never outliving a life of the cell."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from gyre.contracts.errors import GyreError
+
+END_S = 10.0
+"""From SIGTERM to SIGKILL."""
+
+
+@dataclass
+class Child:
+    """A running ``python -m module --boot FILE``."""
+
+    name: str
+    process: asyncio.subprocess.Process
+
+    async def end(self) -> None:
+        """SIGTERM, then SIGKILL; returns when the process is gone."""
+        if self.process.returncode is not None:
+            return
+        self.process.terminate()
+        try:
+            await asyncio.wait_for(self.process.wait(), END_S)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+async def start(name: str, module: str, boot: BaseModel, folder: Path) -> Child:
+    """Write the boot file (mode 0600: it carries credentials) and start the module with it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{name}.json"
+    path.touch(mode=0o600)
+    path.write_text(boot.model_dump_json())
+    with (folder / f"{name}.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, "--boot", str(path), stdin=asyncio.subprocess.DEVNULL,
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    return Child(name, process)
+
+
+async def first_death(children: Sequence[Child]) -> str:
+    """Wait until any child ends; returns a sentence that says which and how."""
+    waits = {asyncio.create_task(child.process.wait()): child for child in children}
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waits:
+            task.cancel()
+    child = waits[next(iter(done))]
+    return f"{child.name} ended with code {child.process.returncode}"
+
+
+async def alive_until(
+    children: Sequence[Child], ready: "asyncio.Future[None] | asyncio.Task[None]", limit_s: float,
+    error: type[GyreError],
+) -> None:  # fmt: skip
+    """Wait until ``ready`` is done; raises ``error`` if a child dies first or the limit passes."""
+    death = asyncio.create_task(first_death(children))
+    try:
+        done, _ = await asyncio.wait({ready, death}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if ready in done:
+            ready.result()
+            return
+        reason = death.result() if death in done else f"not ready after {limit_s:.0f} s"
+        raise error(f"{children[0].name}: {reason}")
+    finally:
+        death.cancel()
+        ready.cancel()

@@ -1,0 +1,88 @@
+"""How a supervisor talks to its trainer (JSON lines over a Unix socket) and its engine (HTTP)."""
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from gyre.contracts.engine import EngineInfo, PullWeights, WeightsReference
+from gyre.contracts.errors import EngineFailed, TrainerFailed
+from gyre.contracts.processes import TrainerAnswer, TrainerCommand
+
+LINE_LIMIT = 1 << 20
+RETRY_S = 0.1
+
+
+class TrainerClient:
+    """One command at a time; the answer to a training command may take hours."""
+
+    def __init__(self, socket: str, epoch: int) -> None:
+        self._socket = socket
+        self._epoch = epoch
+        self._lock = asyncio.Lock()
+
+    async def until_ready(self) -> None:
+        """Return when the trainer answers."""
+        while True:
+            try:
+                await self.send("status")
+            except (OSError, asyncio.IncompleteReadError):
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def send(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Run a command. Raises TrainerFailed with the trainer's sentence, OSError if it is not there."""
+        async with self._lock:
+            reader, writer = await asyncio.open_unix_connection(self._socket, limit=LINE_LIMIT)
+            try:
+                request = TrainerCommand(command=command, epoch=self._epoch, arguments=arguments)
+                writer.write(request.model_dump_json().encode() + b"\n")
+                await writer.drain()
+                line = await reader.readuntil(b"\n")
+            finally:
+                writer.close()
+        answer = TrainerAnswer.model_validate_json(line)
+        if answer.error is not None:
+            raise TrainerFailed(f"{command}: {answer.error}")
+        return answer.result
+
+
+class EngineClient:
+    """The engine protocol's control routes. Raises EngineFailed with the engine's reason."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(600.0, connect=5.0))
+
+    async def until_ready(self) -> None:
+        while True:
+            try:
+                if (await self._http.get("/health")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(RETRY_S)
+
+    async def info(self) -> EngineInfo:
+        return EngineInfo.model_validate(await self._checked("GET", "/get_server_info"))
+
+    async def pull(self, reference: WeightsReference, mode: str, epoch: int) -> dict[str, Any]:
+        """Have the engine pull, verify and serve the referenced weights."""
+        body = PullWeights.model_validate({"reference": reference, "mode": mode, "epoch": epoch})
+        return await self._checked("POST", "/pull_weights", body.model_dump(mode="json"))
+
+    async def control(self, route: str) -> None:
+        """POST one of the routes that take no arguments."""
+        await self._checked("POST", route, {})
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _checked(self, method: str, route: str, body: Any = None) -> dict[str, Any]:
+        try:
+            response = await self._http.request(method, route, json=body)
+        except httpx.TransportError as error:
+            raise EngineFailed(f"{route}: {error!r}") from error
+        if response.status_code != 200:
+            raise EngineFailed(f"{route}: {response.status_code} {response.text[:300]}")
+        return response.json() if response.content else {}

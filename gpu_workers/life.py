@@ -1,0 +1,165 @@
+"""One life of a cell, from a minted epoch to the first death among its processes."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine as Database
+
+from db import cells, run_state
+from db.session import transaction
+from gpu_workers.children import Child, alive_until, start
+from gpu_workers.clients import EngineClient, TrainerClient
+from gyre.contracts.engine import WeightsReference
+from gyre.contracts.errors import EngineFailed, TrainerFailed
+from gyre.contracts.ids import CellId
+from gyre.contracts.lifecycle import CellRole
+from gyre.contracts.messages import (
+    CellCommand,
+    PublishInput,
+    PublishResult,
+    TrainInput,
+    TrainResult,
+)
+from gyre.contracts.processes import CellBoot, EngineBoot, TrainerBoot
+from gyre.settings import RunFile
+
+START_LIMIT_S = 300.0
+DRAIN_LIMIT_S = 600.0
+
+
+class CellLife:
+    """The engine and the trainer of one epoch. Commands of another epoch never reach them."""
+
+    def __init__(self, boot: CellBoot, config: RunFile, database: Database, epoch: int) -> None:
+        self.epoch = epoch
+        self.children: list[Child] = []
+        self._boot, self._config, self._database = boot, config, database
+        self._cell = CellId(boot.cell)
+        self._folder = Path(boot.state_dir) / "cells" / boot.cell.rsplit("/", 1)[1]
+        self._url = f"http://127.0.0.1:{boot.engine_port}"
+        self._engine = EngineClient(self._url)
+        self._trainer = TrainerClient(str(self._folder / f"trainer-{epoch}.sock"), epoch)
+
+    async def begin(self) -> None:
+        """Start both processes, bring them to the newest version, and serve."""
+        await self._start_engine()
+        await self._start_trainer()
+        version = await asyncio.to_thread(self._newest_version)
+        await self._trainer.send("load", version=version)
+        if version > 0:
+            await self._move_weights(version)
+        await asyncio.to_thread(self._serve, version)
+
+    async def end(self) -> None:
+        """End every process of this life; returns when they are gone."""
+        await self._engine.close()
+        await asyncio.gather(*(child.end() for child in self.children))
+
+    async def enter(self, command: CellCommand) -> None:
+        """What each role asks of the two processes. Idempotent."""
+        if command.to_role is CellRole.DRAINING:
+            await self._until_drained()
+        elif command.to_role is CellRole.LOADING:
+            await self._engine.control("/release_memory_occupation")
+            await self._hold(command.version)
+        elif command.to_role is CellRole.RETURNING:
+            await self._engine.control("/resume_memory_occupation")
+
+    async def train(self, given: TrainInput) -> TrainResult:
+        """Train the stored batch from the version before it."""
+        if await asyncio.to_thread(self._newest_version) < given.version:
+            await self._hold(given.version - 1)
+        answer = await self._trainer.send("train", batch_id=given.batch_id)
+        metrics: dict[str, Any] = answer["metrics"]
+        return TrainResult(
+            version=answer["version"],
+            loss=float(metrics.get("loss", 0.0)),
+            grad_norm=float(metrics.get("grad_norm", 0.0)),
+            seconds=float(metrics.get("seconds", 0.0)),
+        )
+
+    async def publish(self, given: PublishInput) -> PublishResult:
+        """Expose the version, have the engine pull and verify it, free the copy."""
+        await self._hold(given.version)
+        answer = await self._move_weights(given.version)
+        return PublishResult(
+            version=answer["version"], num_bytes=answer["num_bytes"], seconds=answer["seconds"]
+        )
+
+    async def _move_weights(self, version: int) -> dict[str, Any]:
+        exposed = await self._trainer.send("publish", version=version)
+        reference = WeightsReference.model_validate(exposed["reference"])
+        try:
+            return await self._engine.pull(reference, self._config.cells.publish, self.epoch)
+        finally:
+            await self._trainer.send("release", version=version)
+
+    async def _hold(self, version: int) -> None:
+        """Have the trainer hold exactly this version, reloading it where a crash left another."""
+        if (await self._trainer.send("status"))["version"] != version:
+            await self._trainer.send("load", version=version)
+
+    async def _until_drained(self) -> None:
+        """The capacity rule left nothing running here; wait for what the harness asks at the end."""
+        async with asyncio.timeout(DRAIN_LIMIT_S):
+            while (await self._engine.info()).num_running:
+                await asyncio.sleep(0.05)
+
+    async def _start_engine(self) -> None:
+        cells_section = self._config.cells
+        boot = EngineBoot(
+            model_path=str(self._config.model.path),
+            port=self._boot.engine_port,
+            epoch=self.epoch,
+            dtype=self._config.model.dtype,
+            device=cells_section.device,
+            context_tokens=self._config.model.context_tokens,
+            max_batch=cells_section.engine_max_batch,
+        )
+        child = await start("engine", "gpu_workers.engine", boot, self._folder)
+        self.children.append(child)
+        await alive_until(
+            [child], asyncio.create_task(self._engine.until_ready()), START_LIMIT_S, EngineFailed
+        )
+
+    async def _start_trainer(self) -> None:
+        section = self._config.cells
+        world = section.data_parallel * section.tensor_parallel
+        rendezvous = f"127.0.0.1:{_free_port()}" if world > 1 else ""
+        ranks = [
+            await start(f"trainer-{rank}", "gpu_workers.trainer", self._trainer_boot(rank, world, rendezvous),
+                        self._folder)
+            for rank in range(world)
+        ]  # fmt: skip
+        self.children += ranks
+        await alive_until(
+            ranks, asyncio.create_task(self._trainer.until_ready()), START_LIMIT_S, TrainerFailed
+        )
+
+    def _trainer_boot(self, rank: int, world: int, rendezvous: str) -> TrainerBoot:
+        common = self._boot.model_dump(include={"run", "services", "state_dir", "host"})
+        return TrainerBoot(
+            **common,
+            cell=self._boot.cell,
+            epoch=self.epoch,
+            socket=str(self._folder / f"trainer-{self.epoch}.sock"),
+            rank=rank,
+            world_size=world,
+            rendezvous=rendezvous,
+        )
+
+    def _newest_version(self) -> int:
+        with transaction(self._database) as session:
+            return run_state.newest_version(session, self._boot.run)
+
+    def _serve(self, version: int) -> None:
+        with transaction(self._database) as session:
+            cells.begin_serving(session, self._cell, self.epoch, self._url, version)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
