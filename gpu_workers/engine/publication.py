@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_workers.engine.scheduler import Scheduler
-from gpu_workers.engine.weights import WeightSource, fuse
+from gpu_workers.engine.weights import WeightPuller, fuse
 from gyre.contracts.engine import PullWeights
 from gyre.contracts.errors import Fenced
 
@@ -24,7 +24,7 @@ class _Taken:
 class Publication:
     """Serves ``/pull_weights``, one at a time; requests keep being served while a pull runs."""
 
-    def __init__(self, scheduler: Scheduler, source: WeightSource, *, epoch: int) -> None:
+    def __init__(self, scheduler: Scheduler, source: WeightPuller, *, epoch: int) -> None:
         self._scheduler, self._source, self._epoch = scheduler, source, epoch
         self._lock = asyncio.Lock()
         self._taken: _Taken | None = None

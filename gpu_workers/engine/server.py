@@ -17,7 +17,7 @@ from gpu_workers.engine.publication import Publication
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
 from gpu_workers.engine.validation import Empty, check_request, parse
-from gpu_workers.engine.weights import WeightSource
+from gpu_workers.engine.weights import WeightPuller
 from gyre.contracts.engine import EngineInfo, GenerateRequest, PullWeights
 from gyre.contracts.errors import BadInput, EngineFailed, Fenced, GyreError, TransferFailed
 from gyre.contracts.processes import EngineBoot
@@ -45,7 +45,7 @@ class EngineServer:
     def __init__(self, boot: EngineBoot) -> None:
         self.boot = boot
         self.scheduler: Scheduler = build_scheduler(boot, self._notify)
-        self.publication = Publication(self.scheduler, WeightSource(), epoch=boot.epoch)
+        self.publication = Publication(self.scheduler, WeightPuller(), epoch=boot.epoch)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_flight: dict[Generation, asyncio.Event] = {}
         self._vocab = self.scheduler.model.shape.vocab_size
@@ -73,7 +73,7 @@ class EngineServer:
         if parsed.stream:
             return StreamingResponse(_events(updates), media_type="text/event-stream")
         bodies = [body async for body in updates]  # One, the finished answer, or none: the client left.
-        return Response(*bodies, media_type="application/json")
+        return Response(bodies[-1] if bodies else b"", media_type="application/json")
 
     async def _updates(self, generation: Generation, request: Request) -> AsyncGenerator[bytes, None]:
         """The answer so far as JSON, each time there is more; ends with the finished one.

@@ -121,7 +121,7 @@ def moved(weights: Weights, device: torch.device) -> Weights:
     )
 
 
-class WeightSource:
+class WeightPuller:
     """Pulls published weights; the transfer engine is made at the first pull and kept."""
 
     def __init__(self) -> None:
