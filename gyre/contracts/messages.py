@@ -53,6 +53,8 @@ class HarnessResult(Message):
     exit_code: int | None
     """None when the time limit killed it. Exit codes lie: nothing derives from it alone."""
     seconds: float
+    failure: str | None = None
+    """One sentence when the sandbox failed, or ended the harness for its memory or disk."""
 
 
 class SealInput(Message):
@@ -101,8 +103,6 @@ class EvaluateInput(Message):
     number: int
     try_number: int
     limit_s: float
-    final: bool = False
-    """The budget's last try: its failure ends the evaluation."""
 
 
 class EvaluateResult(Message):

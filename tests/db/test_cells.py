@@ -1,0 +1,66 @@
+"""Epochs fence the dead; a command counts once."""
+
+import pytest
+from sqlalchemy import Engine, func, select
+
+from db import cells
+from db.models import CellTransition
+from db.session import transaction
+from gyre.contracts.errors import Fenced, IllegalTransition
+from gyre.contracts.ids import CellId, GroupId, RunId, cell_id
+from gyre.contracts.lifecycle import CellRole
+from gyre.contracts.messages import CellCommand
+
+CELL = cell_id(RunId("r"), 0)
+
+
+@pytest.fixture
+def epoch(database: Engine, group: GroupId) -> int:
+    """A serving cell in its second life."""
+    with transaction(database) as session:
+        cells.create(session, RunId("r"), 0, 4)
+        cells.mint_epoch(session, CELL, "h")
+        epoch = cells.mint_epoch(session, CELL, "h")
+        cells.begin_serving(session, CELL, epoch, "http://e", 3)
+    return epoch
+
+
+def command(epoch: int, to_role: CellRole = CellRole.DRAINING) -> CellCommand:
+    return CellCommand(
+        command_id=f"c/{to_role}",
+        cell_id=CELL,
+        epoch=epoch,
+        from_role=CellRole.ROLLOUT,
+        to_role=to_role,
+    )
+
+
+def test_a_repeated_command_counts_once(database: Engine, epoch: int) -> None:
+    for _ in range(2):
+        with transaction(database) as session:
+            assert cells.enter(session, command(epoch)).role == CellRole.DRAINING
+    with transaction(database) as session:
+        assert session.scalar(select(func.count()).select_from(CellTransition)) == 1
+
+
+def test_a_dead_life_is_refused(database: Engine, epoch: int) -> None:
+    with pytest.raises(Fenced, match="epoch 1 is over"), transaction(database) as session:
+        cells.begin_serving(session, CellId(CELL), 1, "http://old", 9)
+    with pytest.raises(Fenced), transaction(database) as session:
+        cells.enter(session, command(epoch - 1))
+    with pytest.raises(Fenced), transaction(database) as session:
+        cells.serve_version(session, CELL, epoch - 1, 9)
+
+
+def test_roles_are_not_skipped(database: Engine, epoch: int) -> None:
+    with pytest.raises(IllegalTransition), transaction(database) as session:
+        cells.enter(session, command(epoch, CellRole.TRAINING))
+
+
+def test_only_cells_in_rollout_take_calls(database: Engine, epoch: int) -> None:
+    with transaction(database) as session:
+        assert cells.serving_engines(session, "r") == [(CELL, "http://e", 3)]
+        cells.enter(session, command(epoch))
+        assert cells.serving_engines(session, "r") == []
+        cells.mint_epoch(session, CELL, "h")
+        assert cells.of_run(session, "r")[0].engine_url is None

@@ -1,0 +1,175 @@
+"""Attempts are fenced, stages are taken up where they stopped, dispositions are final."""
+
+import threading
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import IntegrityError
+
+from db import attempts, evaluations, executions, groups, snapshots
+from db.models import Blob, Execution, ModelCall
+from db.session import transaction
+from gyre.contracts.errors import Fenced
+from gyre.contracts.ids import (
+    AttemptId,
+    ExecutionId,
+    GroupId,
+    attempt_id,
+    call_id,
+    evaluation_id,
+    execution_id,
+    snapshot_id,
+)
+from gyre.contracts.lifecycle import Disposition, EndReason, GroupStatus
+from gyre.contracts.messages import AttemptState
+
+
+def resume(database: Engine, execution: ExecutionId, budget: int = 2) -> AttemptState:
+    with transaction(database) as session:
+        return executions.resume_point(session, execution, "h", budget)
+
+
+def seal(database: Engine, attempt: str, failure: str | None = None) -> bool:
+    with transaction(database) as session:
+        return attempts.seal(session, AttemptId(attempt), EndReason.EXITED, failure=failure)
+
+
+def save(database: Engine, attempt: str) -> None:
+    with transaction(database) as session:
+        session.add(Blob(key="sha256/0", sha256="0", num_bytes=1, status="confirmed"))
+        session.flush()
+        snapshots.record(
+            session, AttemptId(attempt), blob_key="sha256/0", num_files=1, num_bytes=1, manifest={}
+        )
+
+
+def test_an_execution_is_taken_up_at_its_first_unfinished_stage(
+    database: Engine, execution: ExecutionId
+) -> None:
+    first = resume(database, execution)
+    assert (first.number, first.stage) == (1, "provision")
+    assert resume(database, execution) == first
+    seal(database, first.attempt_id)
+    assert resume(database, execution).stage == "snapshot"
+    save(database, first.attempt_id)
+    ready = resume(database, execution)
+    assert (ready.stage, ready.snapshot_id, ready.next_evaluation) == (
+        "evaluate",
+        snapshot_id(AttemptId(first.attempt_id)),
+        1,
+    )
+
+
+def test_c11_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
+    database: Engine, execution: ExecutionId
+) -> None:
+    for number in (1, 2):
+        state = resume(database, execution)
+        assert (state.number, state.attempt_id) == (number, attempt_id(execution, number))
+        seal(database, state.attempt_id, "sandbox: gone")
+    last = resume(database, execution)
+    assert (last.stage, last.failure) == ("exhausted", "sandbox: gone")
+
+
+def test_a_failure_found_after_the_seal_is_noted_once(database: Engine, execution: ExecutionId) -> None:
+    state = resume(database, execution)
+    assert seal(database, state.attempt_id)
+    assert not seal(database, state.attempt_id, "snapshot: disk full")
+    assert not seal(database, state.attempt_id, "something later")
+    assert resume(database, execution).number == 2
+    with transaction(database) as session:
+        first = attempts.latest(session, execution)
+        assert first is not None
+        assert first.number == 2
+
+
+def test_a_sealed_attempt_refuses_writers(database: Engine, execution: ExecutionId) -> None:
+    state = resume(database, execution)
+    seal(database, state.attempt_id)
+    with pytest.raises(Fenced, match="sealed"), transaction(database) as session:
+        attempts.lock_open(session, AttemptId(state.attempt_id))
+
+
+def test_a_seal_waits_for_a_write_in_progress(database: Engine, execution: ExecutionId) -> None:
+    """A write that holds the open row commits before the seal, so the fold sees it."""
+    attempt = AttemptId(resume(database, execution).attempt_id)
+    sealing = threading.Thread(target=seal, args=(database, attempt))
+    with transaction(database) as session:
+        attempts.lock_open(session, attempt)
+        sealing.start()
+        sealing.join(0.3)
+        assert sealing.is_alive()
+        session.add(
+            ModelCall(
+                id=call_id(attempt, 0),
+                attempt_id=attempt,
+                execution_id=execution,
+                run_id="r",
+                index=0,
+                dialect="openai",
+                request_key="k",
+                requested={},
+                sampling={},
+            )
+        )
+    sealing.join(5)
+    assert not sealing.is_alive()
+    with transaction(database) as session:
+        assert session.get(ModelCall, call_id(attempt, 0)) is not None
+
+
+def test_c10_a_disposition_is_final(database: Engine, execution: ExecutionId) -> None:
+    with transaction(database) as session:
+        executions.fold(session, execution, Disposition.EXCLUDED, detail="evaluator: no number")
+    with transaction(database) as session:
+        row = executions.fold(session, execution, Disposition.SCORED, empty_work=True)
+        assert (row.disposition, row.reward_id) == ("excluded", None)
+    assert resume(database, execution).stage == "terminal"
+    with pytest.raises(Fenced, match="terminal"), transaction(database) as session:
+        attempts.open_attempt(session, execution, 2, "h")
+
+
+def test_a_scored_execution_needs_a_reward(database: Engine, execution: ExecutionId) -> None:
+    with pytest.raises(IntegrityError, match="scored_rewarded"), transaction(database) as session:
+        executions.fold(session, execution, Disposition.SCORED)
+
+
+def test_the_first_reward_of_an_evaluation_stands(database: Engine, execution: ExecutionId) -> None:
+    state = resume(database, execution)
+    seal(database, state.attempt_id)
+    save(database, state.attempt_id)
+    name = evaluation_id(execution, 1)
+    with transaction(database) as session:
+        evaluations.open_evaluation(
+            session,
+            name,
+            execution=execution,
+            snapshot=snapshot_id(AttemptId(state.attempt_id)),
+            number=1,
+        )
+    for value in (0.25, 0.75):
+        with transaction(database) as session:
+            reward = evaluations.succeed(
+                session, name, execution=execution, value=value, try_number=1, output_tail=""
+            )
+            assert reward.value == 0.25
+
+
+def test_a_group_settles_when_all_its_executions_have(database: Engine, group: GroupId) -> None:
+    for index, expected in ((0, GroupStatus.RUNNING), (1, GroupStatus.READY)):
+        with transaction(database) as session:
+            executions.fold(session, execution_id(group, index), Disposition.SCORED, empty_work=True)
+            row, _ = groups.commit_outcome(session, group)
+            assert row.status == expected
+    with transaction(database) as session:
+        rewarded = session.get_one(Execution, execution_id(group, 0)).reward_id
+        assert executions.reward_value(session, rewarded) == 0.0
+
+
+def test_d14_a_group_without_a_score_is_dropped_with_a_reason(database: Engine, group: GroupId) -> None:
+    with transaction(database) as session:
+        for index in range(2):
+            executions.fold(session, execution_id(group, index), Disposition.PLACEHOLDER, detail="x")
+        row, _ = groups.commit_outcome(session, group)
+        assert (row.status, row.drop_reason) == ("dropped", "no execution was scored")
+        assert groups.dropped_in_a_row(session, "r") == 1
