@@ -5,13 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from db import run_state
 from db.models import Run, RunConfig, Task
 from gyre.contracts.ids import RunId, task_id
-from gyre.contracts.lifecycle import RUN, RunStatus, advance
+from gyre.contracts.lifecycle import RunStatus
 
 SECRET_BYTES = 32
 
@@ -81,19 +82,15 @@ def tasks_of(session: Session, run: str) -> list[Task]:
     return list(session.scalars(select(Task).where(Task.run_id == run).order_by(Task.id)))
 
 
-def set_status(session: Session, run: RunId, status: RunStatus, failure: str | None = None) -> None:
-    """Move the run to ``status``. Raises IllegalTransition where its lifecycle forbids that."""
-    row = session.get_one(Run, run, with_for_update=True, populate_existing=True)
-    advance(RUN, RunStatus(row.status), status)
-    ended = status in (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED)
-    session.execute(
-        update(Run)
-        .where(Run.id == run)
-        .values(status=status, failure=failure, finished_at=func.now() if ended else None)
-    )
-
-
 def ended_for_s(session: Session, run: str) -> float:
     """Seconds since the run ended; 0 while it has not."""
     age = func.extract("epoch", func.now() - Run.finished_at)
     return float(session.scalar(select(func.coalesce(age, 0)).where(Run.id == run)) or 0)
+
+
+def mark_stopped(session: Session, run: RunId) -> RunStatus:
+    """Say that the run was stopped, unless it had ended by itself; the status it has now."""
+    row = session.get_one(Run, run, with_for_update=True)
+    if row.status not in run_state.TERMINAL:
+        run_state.advance_status(session, run, RunStatus.STOPPED)
+    return RunStatus(row.status)

@@ -1,1 +1,1 @@
-"""What people see. Decides nothing."""
+"""The command line: what people see. It decides nothing."""

@@ -15,7 +15,7 @@ from gyre.stack.identity import identify, is_alive
 from gyre.stack.ledger import Ledger
 from gyre.stack.orphans import MARK
 from gyre.stack.record import read_record
-from gyre.stack.runs import read_run
+from gyre.stack.runs import read_run, read_runs
 
 KEEPER_S = 30.0
 """For the keeper to listen; it is one Python start."""
@@ -82,6 +82,17 @@ def services_of(state_dir: Path, run: str | None = None) -> Services:
             f"no services in {state.root}: run `gyre up` first, or change to the folder of the run"
         )
     return record.services()
+
+
+def all_services(state_dir: Path) -> list[Services]:
+    """Every set of services that runs of this state directory use, the embedded one first."""
+    state = StateDir(state_dir.absolute())
+    record = read_record(state)
+    found = [record.services()] if record else []
+    for run in read_runs(state):
+        if run.services not in found:
+            found.append(run.services)
+    return found
 
 
 def start_run(

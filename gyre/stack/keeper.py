@@ -20,7 +20,7 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from db import migrate, runs
+from db import migrate, run_state, runs
 from db.databases import ensure_database
 from db.session import connect, transaction
 from gyre.contracts.errors import BadInput
@@ -39,7 +39,6 @@ from gyre.stack.s3 import s3_spec
 from gyre.stack.spec import ProcessSpec
 from gyre.stack.temporal import temporal_spec
 
-ENDED = {RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED}
 RUN_WATCH_S = 5.0
 """How often the keeper looks whether a run has ended and its processes can go."""
 
@@ -149,7 +148,7 @@ class Keeper:
             status = await asyncio.to_thread(self._status_of, record)
         except SQLAlchemyError:
             return False
-        return status in ENDED
+        return status in run_state.TERMINAL
 
     def _status_of(self, record: RunRecord) -> RunStatus | None:
         dsn = record.services.postgres_dsn

@@ -1,0 +1,297 @@
+"""Read models of the command line: what `gyre show`, `groups`, `rollouts`, `calls` and `tree` print."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Executable, case, func, select
+from sqlalchemy.orm import Session
+
+from db.models import (
+    Attempt,
+    Batch,
+    BatchExecution,
+    Blob,
+    Checkpoint,
+    Execution,
+    ModelCall,
+    PolicyVersion,
+    QueryGroup,
+    Reward,
+    Run,
+    Task,
+    TreeNode,
+)
+from gyre.contracts.lifecycle import (
+    AttemptStatus,
+    BatchStatus,
+    BlobStatus,
+    CallStatus,
+    Disposition,
+    ExecutionStatus,
+    GroupStatus,
+    Purpose,
+    RunStatus,
+)
+
+Record = dict[str, Any]
+"""Column name -> value; the keys are those of ``--json``."""
+ENDED = (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    run: str
+    status: str
+    failure: str | None
+    created_at: datetime
+    finished_at: datetime | None
+    updates: int
+    """Completed: their policy version has its row."""
+    policy_version: int
+    mean_reward: float | None
+    """Of the newest trained batch, as its executions earned it."""
+    account: dict[str, int]
+    """Train groups: dispatched = trained + ready + running + dropped; ready includes those in a batch."""
+    dispositions: dict[str, int]
+    """Terminal executions of every purpose."""
+    running: int
+    """Executions in progress, of every purpose."""
+
+
+def summarise(session: Session, run: str) -> RunSummary | None:
+    """One consistent look at a run, or None if there is no such run."""
+    row = session.get(Run, run)
+    if row is None:
+        return None
+    version = session.scalar(select(func.max(PolicyVersion.version)).where(PolicyVersion.run_id == run)) or 0
+    dispositions = _count(session, Execution.disposition, Execution.run_id == run)
+    return RunSummary(
+        run=run,
+        status=row.status,
+        failure=row.failure,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+        updates=version,
+        policy_version=version,
+        mean_reward=_mean_reward(session, run),
+        account=_account(session, run),
+        dispositions={each.value: dispositions.get(each.value, 0) for each in Disposition},
+        running=_count(session, Execution.status, Execution.run_id == run).get(ExecutionStatus.RUNNING, 0),
+    )
+
+
+def _records(session: Session, query: Executable) -> list[Record]:
+    return [dict(row) for row in session.execute(query).mappings()]
+
+
+def _count(session: Session, column: Any, *where: ColumnElement[bool]) -> dict[str, int]:
+    rows = session.execute(select(column, func.count()).where(*where).group_by(column))
+    return {str(value): int(number) for value, number in rows}
+
+
+def _account(session: Session, run: str) -> dict[str, int]:
+    counts = _count(session, QueryGroup.status, QueryGroup.run_id == run, QueryGroup.purpose == Purpose.TRAIN)
+    return {
+        # Counted apart from its parts, so that a group in no known state shows as a difference.
+        "dispatched": _num_train_groups(session, run),
+        "trained": counts.get(GroupStatus.TRAINED, 0),
+        "ready": counts.get(GroupStatus.READY, 0) + counts.get(GroupStatus.ASSIGNED, 0),
+        "running": counts.get(GroupStatus.RUNNING, 0),
+        "dropped": counts.get(GroupStatus.DROPPED, 0),
+    }
+
+
+def _num_train_groups(session: Session, run: str) -> int:
+    """By index, which is dense: a lost row leaves a hole that no count of rows would show."""
+    highest = session.scalar(select(func.max(QueryGroup.index)).where(QueryGroup.run_id == run))
+    others = select(func.count()).where(QueryGroup.run_id == run, QueryGroup.purpose != Purpose.TRAIN)
+    return 0 if highest is None else highest + 1 - (session.scalar(others) or 0)
+
+
+def _mean_reward(session: Session, run: str) -> float | None:
+    newest = (
+        select(Batch.id)
+        .where(Batch.run_id == run, Batch.status == BatchStatus.TRAINED)
+        .order_by(Batch.version.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    mean = session.scalar(
+        select(func.avg(Reward.value))
+        .join(Execution, Execution.reward_id == Reward.id)
+        .join(BatchExecution, BatchExecution.execution_id == Execution.id)
+        .where(BatchExecution.batch_id == newest)
+    )
+    return None if mean is None else float(mean)
+
+
+def checks(session: Session, summary: RunSummary) -> dict[str, bool]:
+    """Invariants that rows alone can show; those about an end hold trivially before it."""
+    ended, run = summary.status in ENDED, summary.run
+    finished = summary.status == RunStatus.FINISHED
+    account = summary.account
+    parts = sum(value for key, value in account.items() if key != "dispatched")
+    undisposed = _number(session, Execution, Execution.run_id == run, Execution.disposition.is_(None))
+    open_attempts = _number(session, Attempt, Attempt.run_id == run, Attempt.status == AttemptStatus.OPEN)
+    in_flight = _number(
+        session,
+        ModelCall,
+        ModelCall.run_id == run,
+        ModelCall.status == CallStatus.IN_FLIGHT,
+        ModelCall.attempt_id.in_(select(Attempt.id).where(Attempt.status == AttemptStatus.SEALED)),
+    )
+    return {
+        "account_balances": account["dispatched"] == parts,
+        "every_execution_disposed": not finished or undisposed == 0,
+        "every_attempt_sealed": not finished or open_attempts == 0,
+        "no_call_in_flight": not ended or in_flight == 0,
+        "every_version_stored": _num_unstored_versions(session, run) == 0,
+    }
+
+
+def _number(session: Session, table: Any, *where: ColumnElement[bool]) -> int:
+    return session.scalar(select(func.count()).select_from(table).where(*where)) or 0
+
+
+def _num_unstored_versions(session: Session, run: str) -> int:
+    """Policy versions whose checkpoint is missing or whose object no row vouches for."""
+    stored = (
+        select(Checkpoint.id)
+        .join(Blob, Blob.key == Checkpoint.weights_key)
+        .where(Checkpoint.run_id == run, Blob.status == BlobStatus.CONFIRMED)
+    )
+    return _number(
+        session, PolicyVersion, PolicyVersion.run_id == run, PolicyVersion.checkpoint_id.not_in(stored)
+    )
+
+
+def groups(session: Session, run: str) -> list[Record]:
+    """A row for each group: id, task, purpose, phase, status, drop_reason, policy_version, batch_id,
+    executions, scored, placeholder, excluded, mean_reward."""
+    scored = {
+        each.value: func.count(case((Execution.disposition == each.value, 1))).label(each.value)
+        for each in Disposition
+    }
+    query = (
+        select(
+            QueryGroup.id,
+            Task.name.label("task"),
+            QueryGroup.purpose,
+            QueryGroup.phase,
+            QueryGroup.status,
+            QueryGroup.drop_reason,
+            QueryGroup.policy_version,
+            QueryGroup.batch_id,
+            func.count(Execution.id).label("executions"),
+            *scored.values(),
+            func.avg(Reward.value).label("mean_reward"),
+        )
+        .join(Task, Task.id == QueryGroup.task_id)
+        .outerjoin(Execution, Execution.group_id == QueryGroup.id)
+        .outerjoin(Reward, Reward.id == Execution.reward_id)
+        .where(QueryGroup.run_id == run)
+        .group_by(QueryGroup.id, Task.name)
+        .order_by(QueryGroup.index)
+    )
+    return _records(session, query)
+
+
+def rollouts(session: Session, run: str) -> list[Record]:
+    """A row for each execution: id, task, purpose, status, disposition, reward, attempts, calls,
+    sampled_tokens, end_reason (of the last attempt), detail."""
+    calls = (
+        select(func.count(), func.coalesce(func.sum(ModelCall.num_output_tokens), 0))
+        .where(ModelCall.execution_id == Execution.id, ModelCall.status == CallStatus.COMMITTED)
+        .correlate(Execution)
+    )
+    attempts = select(func.count()).where(Attempt.execution_id == Execution.id).correlate(Execution)
+    last_end = (
+        select(Attempt.end_reason)
+        .where(Attempt.execution_id == Execution.id)
+        .order_by(Attempt.number.desc())
+        .limit(1)
+        .correlate(Execution)
+    )
+    tokens = calls.with_only_columns(func.coalesce(func.sum(ModelCall.num_output_tokens), 0))
+    query = (
+        select(
+            Execution.id,
+            Task.name.label("task"),
+            QueryGroup.purpose,
+            Execution.status,
+            Execution.disposition,
+            Reward.value.label("reward"),
+            attempts.scalar_subquery().label("attempts"),
+            calls.with_only_columns(func.count()).scalar_subquery().label("calls"),
+            tokens.scalar_subquery().label("sampled_tokens"),
+            last_end.scalar_subquery().label("end_reason"),
+            Execution.detail,
+        )
+        .join(QueryGroup, QueryGroup.id == Execution.group_id)
+        .join(Task, Task.id == QueryGroup.task_id)
+        .outerjoin(Reward, Reward.id == Execution.reward_id)
+        .where(Execution.run_id == run)
+        .order_by(QueryGroup.index, Execution.index)
+    )
+    return _records(session, query)
+
+
+def execution_exists(session: Session, execution: str) -> bool:
+    return session.get(Execution, execution) is not None
+
+
+def calls(session: Session, execution: str) -> list[Record]:
+    """A row for each model call of a rollout, over all attempts, in order."""
+    query = (
+        select(
+            ModelCall.id,
+            ModelCall.status,
+            ModelCall.role,
+            ModelCall.dialect,
+            ModelCall.finish_reason,
+            ModelCall.num_input_tokens,
+            ModelCall.num_reused_tokens,
+            ModelCall.num_cached_tokens,
+            ModelCall.num_output_tokens,
+            TreeNode.versions,
+            ModelCall.engine_ms,
+            ModelCall.started_at,
+            ModelCall.failure,
+        )
+        .join(Attempt, Attempt.id == ModelCall.attempt_id)
+        .outerjoin(TreeNode, TreeNode.id == ModelCall.sampled_node_id)
+        .where(ModelCall.execution_id == execution)
+        .order_by(Attempt.number, ModelCall.index)
+    )
+    return _records(session, query)
+
+
+def tree(session: Session, execution: str) -> list[Record]:
+    """A row for each tree node of a rollout: id, attempt_id, parent_id, parent_offset, kind, num_tokens,
+    role (of the call that introduced it), versions, finish_reason, reused_by."""
+    reused = (
+        select(func.count())
+        .where(ModelCall.context_node_id == TreeNode.id, ModelCall.id != TreeNode.call_id)
+        .correlate(TreeNode)
+        .scalar_subquery()
+    )
+    query = (
+        select(
+            TreeNode.id,
+            TreeNode.attempt_id,
+            TreeNode.parent_id,
+            TreeNode.parent_offset,
+            TreeNode.kind,
+            TreeNode.num_tokens,
+            ModelCall.role,
+            TreeNode.versions,
+            TreeNode.finish_reason,
+            reused.label("reused_by"),
+        )
+        .join(Attempt, Attempt.id == TreeNode.attempt_id)
+        .join(ModelCall, ModelCall.id == TreeNode.call_id)
+        .where(Attempt.execution_id == execution)
+        .order_by(Attempt.number, TreeNode.index)
+    )
+    return _records(session, query)

@@ -1,0 +1,104 @@
+"""Starting a run: check everything first, then rows, then processes, then the workflow.
+
+Each step can be repeated, so a launch that was interrupted is finished by ``gyre run --resume``.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from db import run_state, runs
+from db.session import connect, transaction
+from gyre import stack
+from gyre.cli import external, temporal
+from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import RunId
+from gyre.contracts.lifecycle import RunStatus
+from gyre.settings.models import check_model
+from gyre.settings.runfile import RunFile, frozen_differences, load_run_file
+from gyre.settings.services import Services
+from gyre.settings.tasks import TaskFolder, load_tasks
+
+EVALUATE_SLOTS = 4
+"""Evaluators are short; more of them than cores would only slow each other down on a laptop."""
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run file whose model and tasks were found good."""
+
+    document: RunFile
+    train: Sequence[TaskFolder]
+    heldout: Sequence[TaskFolder]
+
+    @property
+    def name(self) -> RunId:
+        return RunId(self.document.run.name)
+
+
+def check(path: Path) -> CheckedRun:
+    """Read and validate everything that a run needs; makes nothing. Raises BadInput with one sentence."""
+    document = load_run_file(path)
+    check_model(document.model.path, document.model.context_tokens)
+    train = load_tasks(document.tasks.train)
+    heldout = load_tasks(document.tasks.heldout) if document.tasks.heldout else []
+    if shared := {task.name for task in train} & {task.name for task in heldout}:
+        raise BadInput(f"task '{min(shared)}' is in tasks.train and in tasks.heldout: rename one of them")
+    return CheckedRun(document, train, heldout)
+
+
+def launch(run: CheckedRun, state_dir: Path, *, resume: bool = False) -> Services:
+    """Start the run, or take it up again; returns when its workflow runs. Raises BadInput otherwise."""
+    services = run.document.services
+    if services is None:
+        services = stack.ensure_up(state_dir)
+    else:
+        external.prepare(services)
+    record(run, services, resume=resume)
+    slots = run.document.schedule.max_concurrent * run.document.cells.count
+    stack.start_run(state_dir, run.name, services, harness_slots=slots, evaluate_slots=EVALUATE_SLOTS)
+    asyncio.run(temporal.start(services, run.name))
+    return services
+
+
+def record(run: CheckedRun, services: Services, *, resume: bool) -> None:
+    """Write the rows of the run. Raises BadInput where the name is taken or a frozen key changed."""
+    resolved = run.document.resolved()
+    engine = connect(services.postgres_dsn, pool_size=1)
+    try:
+        with transaction(engine) as session:
+            made = runs.create(session, run.name)
+            if not made:
+                _require_resumable(runs.find(session, run.name), resume)
+            latest = runs.latest_config(session, run.name)
+            if latest is not None and (changed := frozen_differences(latest.resolved, resolved)):
+                raise BadInput(f"run '{run.name}' cannot be resumed with other values: {'; '.join(changed)}")
+            runs.revise_config(session, run.name, resolved, run.document.fingerprint())
+            runs.add_tasks(session, run.name, _task_rows(run))
+            if not made:
+                run_state.advance_status(session, run.name, RunStatus.RUNNING)
+    finally:
+        engine.dispose()
+
+
+def _require_resumable(row: runs.Run | None, resume: bool) -> None:
+    assert row is not None
+    if not resume:
+        raise BadInput(f"run '{row.id}' exists already: choose another run.name, or add --resume")
+    if row.status == RunStatus.FINISHED:
+        raise BadInput(f"run '{row.id}' has finished: there is nothing to resume")
+
+
+def _task_rows(run: CheckedRun) -> list[runs.NewTask]:
+    return [
+        runs.NewTask(name=task.name, split=split, path=str(task.path), sha256=task.sha256)
+        for split, tasks in (("train", run.train), ("heldout", run.heldout))
+        for task in tasks
+    ]
+
+
+def settle(state_dir: Path, run: RunId, services: Services) -> None:
+    """After the run's row is terminal: let its workflows close, then end its processes."""
+    asyncio.run(temporal.wait_closed(services, run, limit_s=15.0))
+    stack.stop_run(state_dir, run)

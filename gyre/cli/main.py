@@ -1,0 +1,79 @@
+"""``gyre COMMAND``. Each command lives in a module of its own that is imported when it is called."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+COMMANDS = {
+    "demo": ("gyre.demo.command", "train a small policy on this machine, start to end"),
+    "up": ("gyre.cli.services", "start the embedded services"),
+    "down": ("gyre.cli.services", "stop everything that was started here; no data is lost"),
+    "ps": ("gyre.cli.services", "services and processes of runs"),
+    "run": ("gyre.cli.run", "start or resume the run of a run file"),
+    "stop": ("gyre.cli.run", "stop a run for good or until `run --resume`"),
+    "runs": ("gyre.cli.show", "all runs"),
+    "show": ("gyre.cli.show", "one run: status, account, dispositions, checks"),
+    "groups": ("gyre.cli.show", "the query groups of a run"),
+    "rollouts": ("gyre.cli.show", "the rollouts of a run"),
+    "calls": ("gyre.cli.rollout", "the model calls of a rollout"),
+    "tree": ("gyre.cli.rollout", "the token tree of a rollout"),
+    "audit": ("gyre.audit.command", "recount a run from its rows, weights and histories"),
+}
+"""Name -> (module, help). The function has the command's name."""
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 the run failed, 2 bad usage or bad configuration."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(usage())
+        sys.exit(DONE if given else BAD_INPUT)
+    if given[0] == "--version":
+        from gyre import __version__
+
+        print(f"gyre {__version__}")
+        sys.exit(DONE)
+    if given[0] not in COMMANDS:
+        close = get_close_matches(given[0], COMMANDS, n=1)
+        hint = f"; did you mean `gyre {close[0]}`?" if close else " (allowed: see `gyre --help`)"
+        print(f"gyre: no command '{given[0]}'{hint}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    _call(given[0], given[1:])
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: gyre COMMAND [OPTIONS]      (`gyre COMMAND --help` tells them; most take --json)",
+            "",
+            *lines,
+            "",
+            "State is kept in ./.gyre, or where $GYRE_STATE_DIR says.",
+        ]
+    )
+
+
+def _call(name: str, arguments: list[str]) -> None:
+    """Import the command and run it; the one place where errors become exit codes."""
+    import typer
+
+    from gyre.contracts.errors import BadInput, GyreError
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name)(getattr(importlib.import_module(COMMANDS[name][0]), name))
+    try:
+        app(args=arguments, prog_name=f"gyre {name}")
+    except GyreError as error:
+        print(f"gyre: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT if isinstance(error, BadInput) else FAILED)
+    except KeyboardInterrupt:
+        print("gyre: interrupted", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""One JSON document on stdout, or a table for people; logs and progress go to stderr."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+stderr = Console(stderr=True, highlight=False)
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Iterable[str], *, empty: str) -> None:
+    """A table of the named columns; ``empty`` when there is no row."""
+    if not rows:
+        print(empty)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(row[column]) for column in columns))
+    Console().print(table)
+
+
+def cell(value: Any) -> str:
+    """How a value looks in a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, list):
+        return " ".join(map(cell, value)) or "-"
+    return str(value)
