@@ -49,14 +49,14 @@ class ExecutionActivities:
                 empty_work=given.empty_work,
                 detail=given.detail,
             )
-            calls, tokens = executions.recorded(session, execution)
+            totals = executions.execution_totals(session, execution)
             waits.end(session, owner=execution)
             return RolloutResult(
                 disposition=Disposition(row.disposition or given.disposition),
                 reward=executions.reward_value(session, row.reward_id),
                 num_attempts=executions.num_attempts(session, execution),
-                num_calls=calls,
-                num_output_tokens=tokens,
+                num_calls=totals.num_calls,
+                num_output_tokens=totals.num_output_tokens,
                 num_evaluations=executions.num_evaluations(session, execution),
                 detail=row.detail,
             )

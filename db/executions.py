@@ -1,12 +1,14 @@
 """Executions: where to take one up, and its one terminal disposition."""
 
-from sqlalchemy import func, select
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from db import attempts
-from db.models import Attempt, Evaluation, Execution, ModelCall, Reward, Snapshot
-from gyre.contracts.ids import EvaluationId, ExecutionId, reward_id
+from db.models import Attempt, Evaluation, Execution, ModelCall, Reward, Snapshot, TreeNode
+from gyre.contracts.ids import AttemptId, EvaluationId, ExecutionId, reward_id
 from gyre.contracts.lifecycle import (
     EXECUTION,
     AttemptStatus,
@@ -17,6 +19,16 @@ from gyre.contracts.lifecycle import (
     advance,
 )
 from gyre.contracts.messages import AttemptState
+
+
+@dataclass(frozen=True)
+class CallTotals:
+    """What an attempt recorded."""
+
+    num_calls: int
+    num_input_tokens: int
+    num_output_tokens: int
+    num_branches: int
 
 
 def resume_point(session: Session, execution: ExecutionId, host: str, max_attempts: int) -> AttemptState:
@@ -63,14 +75,29 @@ def _next_evaluation(session: Session, execution: ExecutionId) -> int:
     return newest.number if newest.status == EvaluationStatus.PENDING else newest.number + 1
 
 
-def recorded(session: Session, execution: ExecutionId) -> tuple[int, int]:
-    """Committed calls of all attempts of an execution, and the tokens they sampled."""
-    calls, tokens = session.execute(
-        select(func.count(), func.coalesce(func.sum(ModelCall.num_output_tokens), 0)).where(
-            ModelCall.execution_id == execution, ModelCall.status == CallStatus.COMMITTED
-        )
+def call_totals(session: Session, attempt: AttemptId) -> CallTotals:
+    """Committed calls of an attempt and the leaves of its tree."""
+    child = select(TreeNode.parent_id).where(TreeNode.attempt_id == attempt, TreeNode.parent_id.is_not(None))
+    leaves = session.scalar(
+        select(func.count()).where(TreeNode.attempt_id == attempt, TreeNode.id.not_in(child))
+    )
+    return _totals(session, ModelCall.attempt_id == attempt, num_branches=int(leaves or 0))
+
+
+def execution_totals(session: Session, execution: ExecutionId) -> CallTotals:
+    """Committed calls of all attempts of an execution; branches are not counted."""
+    return _totals(session, ModelCall.execution_id == execution, num_branches=0)
+
+
+def _totals(session: Session, owned: ColumnElement[bool], *, num_branches: int) -> CallTotals:
+    calls, tokens_in, tokens_out = session.execute(
+        select(
+            func.count(),
+            func.coalesce(func.sum(ModelCall.num_input_tokens), 0),
+            func.coalesce(func.sum(ModelCall.num_output_tokens), 0),
+        ).where(owned, ModelCall.status == CallStatus.COMMITTED)
     ).one()
-    return int(calls), int(tokens)
+    return CallTotals(int(calls), int(tokens_in), int(tokens_out), num_branches)
 
 
 def fold(
