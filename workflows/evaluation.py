@@ -38,6 +38,7 @@ class Evaluation:
                         number=given.number,
                         try_number=number,
                         limit_s=given.limits.evaluate_s,
+                        final=number == given.limits.evaluations,
                     ),
                     queue=evaluate_queue(run_of(given.execution_id)),
                     options=options.evaluator(given.limits.evaluate_s),

@@ -103,6 +103,8 @@ class EvaluateInput(Message):
     number: int
     try_number: int
     limit_s: float
+    final: bool = False
+    """The budget's last try: its failure ends the evaluation."""
 
 
 class EvaluateResult(Message):
