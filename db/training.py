@@ -1,0 +1,259 @@
+"""What the trainer reads and writes: micro-steps, paths, versions. Writes are fenced by the cell's epoch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session, aliased
+
+from db.models import (
+    Batch,
+    BatchExecution,
+    Cell,
+    Checkpoint,
+    Contribution,
+    MicroStep,
+    PolicyVersion,
+    QueryGroup,
+    RunConfig,
+    Trajectory,
+    TreeNode,
+)
+from gyre.contracts.errors import Fenced, TrainerFailed
+from gyre.contracts.ids import BatchId, CellId, run_of
+from gyre.contracts.lifecycle import (
+    GROUP,
+    BatchStatus,
+    ContributionStatus,
+    GroupStatus,
+    MicroStepKind,
+    MicroStepStatus,
+    advance,
+)
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """One life of a cell: what ``micro_step.claimed_by`` names."""
+
+    cell: CellId
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.cell}/{self.epoch}"
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """Where the files of a policy version are and what its flat payload hashes to."""
+
+    version: int
+    sha256: str
+    weights_key: str
+    optimizer_key: str | None
+    num_bytes: int
+
+
+def lock_epoch(session: Session, claimant: Claimant) -> None:
+    """Hold the cell's row FOR SHARE, so that a new epoch waits for this transaction. Raises Fenced."""
+    query = select(Cell.epoch).where(Cell.id == claimant.cell).with_for_update(read=True)
+    epoch = session.scalars(query).first()
+    if epoch != claimant.epoch:
+        raise Fenced(f"{claimant.cell} is at epoch {epoch}; epoch {claimant.epoch} is over")
+
+
+def newest_config(session: Session, run: str) -> dict[str, Any]:
+    """The resolved run file in force. Raises TrainerFailed if the run has none."""
+    query = select(RunConfig.resolved).where(RunConfig.run_id == run).order_by(RunConfig.revision.desc())
+    found = session.scalars(query.limit(1)).first()
+    if found is None:
+        raise TrainerFailed(f"run {run} has no configuration")
+    return found
+
+
+def claim_micro_step(
+    session: Session, batch: BatchId, kind: MicroStepKind, claimant: Claimant
+) -> MicroStep | None:
+    """Take the open micro-step of lowest index; two claimants never get the same one. None: none is open."""
+    lock_epoch(session, claimant)
+    free = (
+        select(MicroStep.index)
+        .where(MicroStep.batch_id == batch, MicroStep.kind == kind, MicroStep.status == MicroStepStatus.OPEN)
+        .order_by(MicroStep.index)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    claimed = (
+        update(MicroStep)
+        .where(MicroStep.batch_id == batch, MicroStep.index == free.scalar_subquery())
+        .values(status=MicroStepStatus.CLAIMED, claimed_by=str(claimant), claimed_at=func.now())
+        .returning(MicroStep)
+    )
+    return session.scalars(claimed).first()
+
+
+def finish_micro_step(session: Session, batch: BatchId, index: int, claimant: Claimant) -> None:
+    """Say that the claimant's process holds the result. Raises Fenced if the claim is not its own."""
+    lock_epoch(session, claimant)
+    finished = session.execute(
+        update(MicroStep)
+        .where(
+            MicroStep.batch_id == batch,
+            MicroStep.index == index,
+            MicroStep.claimed_by == str(claimant),
+            MicroStep.status == MicroStepStatus.CLAIMED,
+        )
+        .values(status=MicroStepStatus.DONE, done_at=func.now())
+        .returning(MicroStep.index)
+    )
+    if finished.first() is None:
+        raise Fenced(f"micro-step {index} of {batch} is not claimed by {claimant}")
+
+
+def reopen_claims(session: Session, batch: BatchId, claimant: Claimant) -> int:
+    """Reopen what this cell claimed or finished in this life or an earlier one, when its results are gone.
+
+    Returns the number of micro-steps reopened. Other cells' claims stay.
+    """
+    lock_epoch(session, claimant)
+    reopened = session.execute(
+        update(MicroStep)
+        .where(
+            MicroStep.batch_id == batch,
+            MicroStep.status != MicroStepStatus.OPEN,
+            MicroStep.claimed_by.startswith(f"{claimant.cell}/", autoescape=True),
+        )
+        .values(status=MicroStepStatus.OPEN, claimed_by=None, claimed_at=None, done_at=None)
+        .returning(MicroStep.index)
+    )
+    return len(reopened.all())
+
+
+def micro_steps_of(session: Session, batch: BatchId) -> Sequence[MicroStep]:
+    """All micro-steps of a batch in index order."""
+    return session.scalars(
+        select(MicroStep).where(MicroStep.batch_id == batch).order_by(MicroStep.index)
+    ).all()
+
+
+def executions_of(session: Session, batch: BatchId) -> dict[str, BatchExecution]:
+    """The batch's frozen executions by id."""
+    rows = session.scalars(select(BatchExecution).where(BatchExecution.batch_id == batch))
+    return {row.execution_id: row for row in rows}
+
+
+def trajectories_of(session: Session, ids: Iterable[str]) -> list[Trajectory]:
+    """The named trajectories, in the order named. Raises TrainerFailed if one does not exist."""
+    names = list(ids)
+    rows = {row.id: row for row in session.scalars(select(Trajectory).where(Trajectory.id.in_(names)))}
+    missing = [name for name in names if name not in rows]
+    if missing:
+        raise TrainerFailed(f"trajectory {missing[0]} does not exist")
+    return [rows[name] for name in names]
+
+
+def paths_to(session: Session, leaves: Iterable[str]) -> dict[str, TreeNode]:
+    """Every node from the named leaves up to their roots, by id, in one query."""
+    seed = select(TreeNode.id, TreeNode.parent_id).where(TreeNode.id.in_(list(leaves)))
+    path = seed.cte("path", recursive=True)
+    parent = aliased(TreeNode)
+    path = path.union(select(parent.id, parent.parent_id).join(path, parent.id == path.c.parent_id))
+    rows = session.scalars(select(TreeNode).where(TreeNode.id.in_(select(path.c.id))))
+    return {row.id: row for row in rows}
+
+
+def version_of(session: Session, run: str, version: int) -> StoredVersion | None:
+    """A completed policy version and its checkpoint, or None."""
+    query = (
+        select(PolicyVersion, Checkpoint)
+        .join(Checkpoint, Checkpoint.id == PolicyVersion.checkpoint_id)
+        .where(PolicyVersion.run_id == run, PolicyVersion.version == version)
+    )
+    found = session.execute(query).first()
+    if found is None:
+        return None
+    row, checkpoint = found
+    return StoredVersion(
+        version, row.sha256, checkpoint.weights_key, checkpoint.optimizer_key, checkpoint.num_bytes
+    )
+
+
+def commit_initial_version(session: Session, run: str, stored: StoredVersion) -> StoredVersion:
+    """Version 0, the model the run started from. A row that exists wins and is returned."""
+    _insert_version(session, run, stored, None)
+    return _committed(session, run, stored.version)
+
+
+def commit_version(
+    session: Session,
+    batch: BatchId,
+    stored: StoredVersion,
+    *,
+    claimant: Claimant,
+    gradient_sha256: str,
+    metrics: dict[str, Any],
+) -> StoredVersion:
+    """Complete an update: checkpoint, version, batch, groups and contribution, together or not at all.
+
+    A version that exists already wins and is returned; nothing is written then. Raises Fenced for an
+    old epoch, TrainerFailed unless the claimant finished every micro-step of the batch.
+    """
+    lock_epoch(session, claimant)
+    run = run_of(batch)
+    row = session.get_one(Batch, batch, with_for_update=True)
+    if existing := version_of(session, run, row.version):
+        return existing
+    steps = micro_steps_of(session, batch)
+    uncovered = [s.index for s in steps if s.status != MicroStepStatus.DONE or s.claimed_by != str(claimant)]
+    if stored.version != row.version or uncovered:
+        raise TrainerFailed(
+            f"{batch} cannot become version {stored.version}: micro-steps {uncovered} are open"
+        )
+    _insert_version(session, run, stored, batch)
+    _close_batch(session, row, metrics)
+    contribution = f"{batch}/contribution/{claimant}"
+    session.add(
+        Contribution(
+            id=contribution,
+            batch_id=batch,
+            cell_id=claimant.cell,
+            core_epoch=claimant.epoch,
+            cell_epoch=claimant.epoch,
+            micro_steps=[step.index for step in steps],
+            sha256=gradient_sha256,
+            status=ContributionStatus.ACCEPTED,
+        )
+    )
+    session.flush()
+    return _committed(session, run, stored.version)
+
+
+def _insert_version(session: Session, run: str, stored: StoredVersion, batch: BatchId | None) -> None:
+    checkpoint = f"run/{run}/checkpoint/{stored.version}"
+    common = {"run_id": run, "version": stored.version, "sha256": stored.sha256}
+    files = {"weights_key": stored.weights_key, "optimizer_key": stored.optimizer_key}
+    session.execute(
+        insert(Checkpoint)
+        .values(id=checkpoint, num_bytes=stored.num_bytes, **files, **common)
+        .on_conflict_do_nothing()
+    )
+    session.execute(
+        insert(PolicyVersion)
+        .values(checkpoint_id=checkpoint, batch_id=batch, **common)
+        .on_conflict_do_nothing()
+    )
+
+
+def _committed(session: Session, run: str, version: int) -> StoredVersion:
+    found = version_of(session, run, version)
+    assert found is not None
+    return found
+
+
+def _close_batch(session: Session, batch: Batch, metrics: dict[str, Any]) -> None:
+    batch.status, batch.metrics, batch.trained_at = BatchStatus.TRAINED, metrics, func.now()
+    groups = select(QueryGroup).where(QueryGroup.batch_id == batch.id).with_for_update()
+    for group in session.scalars(groups):
+        group.status = advance(GROUP, GroupStatus(group.status), GroupStatus.TRAINED)

@@ -1,0 +1,107 @@
+"""From rows of Postgres to packed rows of tensors. Token ids are used as stored, never re-tokenised."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from db.models import BatchExecution, Trajectory, TreeNode
+from gpu_workers.trainer.model import Row
+from gyre.contracts.errors import TrainerFailed
+from gyre.contracts.lifecycle import NodeKind
+
+
+@dataclass(frozen=True)
+class Path:
+    """One trajectory, ready to train: ``tokens`` up to the last target, ``targets`` positions in them."""
+
+    execution_id: str
+    advantage: float
+    num_execution_targets: int
+    """|T_i|, over all trajectories of the execution."""
+    tokens: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    behaviour: NDArray[np.float32]
+    """Log-probabilities that the policy sampled the targets with."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A micro-step's paths in one row. ``owner`` [T] indexes ``executions``, in first-seen order."""
+
+    row: Row
+    behaviour: torch.Tensor
+    owner: torch.Tensor
+    executions: list[str]
+    advantage: torch.Tensor
+    num_targets: torch.Tensor
+
+
+def assemble(trajectory: Trajectory, nodes: Mapping[str, TreeNode], execution: BatchExecution) -> Path:
+    """The path from the root to the trajectory's leaf. Raises TrainerFailed if the rows disagree."""
+    chain = _chain(trajectory.leaf_node_id, nodes)
+    cuts = [child.parent_offset for child in chain[1:]] + [chain[-1].num_tokens]
+    wanted = set(trajectory.target_node_ids)
+    tokens, targets, behaviour, start = [], [], [], 0
+    for node, cut in zip(chain, cuts, strict=True):
+        tokens.append(np.frombuffer(node.token_ids, "<i4", count=cut))
+        if node.id in wanted:
+            targets.append(np.arange(start, start + cut))
+            behaviour.append(_logprobs(node, cut))
+        start += cut
+    positions = np.concatenate(targets) if targets else np.zeros(0, np.int64)
+    if start != trajectory.num_tokens or len(positions) != trajectory.num_targets or 0 in positions:
+        raise TrainerFailed(f"{trajectory.id} does not have the tokens and targets that its row names")
+    end = int(positions[-1]) + 1 if len(positions) else 0  # what follows the last target predicts nothing
+    return Path(
+        execution_id=trajectory.execution_id,
+        advantage=execution.advantage,
+        num_execution_targets=execution.num_targets,
+        tokens=np.concatenate(tokens)[:end].astype(np.int64),
+        targets=positions,
+        behaviour=np.concatenate(behaviour) if behaviour else np.zeros(0, np.float32),
+    )
+
+
+def _chain(leaf: str, nodes: Mapping[str, TreeNode]) -> list[TreeNode]:
+    chain = [nodes[leaf]]
+    while (parent := chain[-1].parent_id) is not None:
+        chain.append(nodes[parent])
+    return chain[::-1]
+
+
+def _logprobs(node: TreeNode, cut: int) -> NDArray[np.float32]:
+    if node.kind != NodeKind.SAMPLED or node.logprobs is None:
+        raise TrainerFailed(f"{node.id} was not sampled by the policy, so it cannot be a target")
+    return np.frombuffer(node.logprobs, "<f4", count=cut)
+
+
+def pack(paths: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Packed:
+    """Lay the paths end to end; the last token of each predicts nothing and is left out."""
+    inputs = [path.tokens[:-1] for path in paths]
+    starts = np.cumsum([0, *map(len, inputs)])
+    executions = list(dict.fromkeys(path.execution_id for path in paths))
+    first = {path.execution_id: path for path in reversed(paths)}
+    owner = [np.full(len(path.targets), executions.index(path.execution_id)) for path in paths]
+    row = Row(
+        tokens=_tensor(np.concatenate(inputs), device),
+        lengths=[len(tokens) for tokens in inputs],
+        rows=_tensor(
+            np.concatenate([s + p.targets - 1 for s, p in zip(starts, paths, strict=False)]), device
+        ),
+        targets=_tensor(np.concatenate([path.tokens[path.targets] for path in paths]), device),
+    )
+    return Packed(
+        row=row,
+        behaviour=_tensor(np.concatenate([path.behaviour for path in paths]), device).to(dtype),
+        owner=_tensor(np.concatenate(owner), device),
+        executions=executions,
+        advantage=torch.tensor([first[e].advantage for e in executions], device=device, dtype=dtype),
+        num_targets=torch.tensor([first[e].num_execution_targets for e in executions], device=device),
+    )
+
+
+def _tensor(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,0 +1,86 @@
+"""Modified GSPO: token weights capped, executions clipped, every execution weighs the same.
+
+L = (1/M) sum_i (1/|T_i|) sum_{t in T_i} l_it over the M scored executions of the batch, with
+l_it = -keep_i * A_i * stopgrad(w_it) * log pi_theta(t). Nothing here divides by M: micro-steps give
+un-normalised sums, and the trainer divides once when the batch closes.
+
+``capped``: w = min(pi_theta / pi_behaviour, cap); s_i = exp(mean_t log(pi_theta / pi_behaviour)); keep_i
+is 0 where A_i > 0 and s_i > clip_high, or A_i < 0 and s_i < clip_low.
+
+``truncated``: w = min(pi_old / pi_behaviour, cap) with GSPO-token clipping against pi_old. A batch has
+one update, so pi_old is pi_theta while the gradient is taken: s_i against it is 1 and the clip never acts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gyre.settings.runfile import LossSection
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over target tokens, to be added over micro-steps and divided by ``num_targets`` once."""
+
+    num_targets: int = 0
+    ratio: float = 0.0
+    num_capped: int = 0
+    k3: float = 0.0
+    """k3 estimate of KL(behaviour || theta): r - 1 - log r, r = pi_theta / pi_behaviour."""
+    entropy: float = 0.0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(
+            self.num_targets + other.num_targets,
+            self.ratio + other.ratio,
+            self.num_capped + other.num_capped,
+            self.k3 + other.k3,
+            self.entropy + other.entropy,
+        )
+
+
+def execution_sums(log_ratio_T: Tensor, owner_T: Tensor, num_executions: int) -> tuple[Tensor, Tensor]:
+    """Per execution: sum of log(pi_theta / pi_behaviour) and number of targets, both [E]."""
+    sums = log_ratio_T.new_zeros(num_executions).index_add(0, owner_T, log_ratio_T)
+    return sums, torch.bincount(owner_T, minlength=num_executions)
+
+
+def sequence_ratio(sum_log_ratio: Tensor, count: Tensor) -> Tensor:
+    """s_i = exp(mean_t log r_t) over all targets of the execution."""
+    return (sum_log_ratio / count).exp()
+
+
+def kept(advantage: Tensor, ratio: Tensor, section: LossSection) -> Tensor:
+    """keep_i as booleans; all true for ``truncated``, see the module's text."""
+    if section.form == "truncated":
+        return torch.ones_like(advantage, dtype=torch.bool)
+    too_high = (advantage > 0) & (ratio > section.clip_high)
+    too_low = (advantage < 0) & (ratio < section.clip_low)
+    return ~(too_high | too_low)
+
+
+def token_weights(log_ratio_T: Tensor, cap: float) -> Tensor:
+    """w_t = min(r_t, cap), without a graph."""
+    return log_ratio_T.detach().exp().clamp(max=cap)
+
+
+def policy_loss(
+    logprobs_T: Tensor, behaviour_T: Tensor, owner_T: Tensor, coefficient_E: Tensor, cap: float
+) -> Tensor:
+    """sum_i c_i sum_t -w_t log pi_theta(t), with c_i = keep_i * A_i / |T_i| of each target's execution."""
+    weights = token_weights(logprobs_T - behaviour_T, cap)
+    return -(coefficient_E[owner_T] * weights * logprobs_T).sum()
+
+
+def totals(logprobs_T: Tensor, behaviour_T: Tensor, entropy_T: Tensor, cap: float) -> Totals:
+    """Statistics of one micro-step's targets."""
+    log_ratio = logprobs_T.detach() - behaviour_T
+    ratio = log_ratio.exp()
+    return Totals(
+        num_targets=len(log_ratio),
+        ratio=ratio.sum().item(),
+        num_capped=int((ratio > cap).sum()),
+        k3=(ratio - 1 - log_ratio).sum().item(),
+        entropy=entropy_T.sum().item(),
+    )

@@ -1,0 +1,184 @@
+"""Megatron Core's GPTModel for the Qwen3 architecture, over packed rows of independent sequences."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
+from transformers import Qwen3Config
+
+from gyre.contracts.errors import BadInput
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Sequences laid end to end, without padding.
+
+    ``tokens`` [S] int64, ``lengths`` of the sequences (they sum to S), ``targets`` [T] int64 token ids
+    and ``rows`` [T] int64: the row whose logits predict each target.
+    """
+
+    tokens: Tensor
+    lengths: list[int]
+    rows: Tensor
+    targets: Tensor
+
+
+class SegmentAttention(nn.Module):
+    """Core attention: causal inside each sequence of the row, none between them."""
+
+    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+        super().__init__()
+        self.scale = config.kv_channels**-0.5
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *_: Any,
+        packed_seq_params: PackedSeqParams,
+        **__: Any,
+    ) -> Tensor:
+        """query [S, 1, H, D], key and value [S, 1, G, D] with G dividing H; returns [S, 1, H * D]."""
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        parts = (tensor.permute(1, 2, 0, 3).split(lengths, dim=2) for tensor in (query, key, value))
+        mixed = [
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
+            for q, k, v in zip(*parts, strict=True)
+        ]
+        return torch.cat(mixed, dim=2).permute(2, 0, 1, 3).flatten(2)
+
+
+class PositionRotary(nn.Module):
+    """Rotary angles by each token's own position: GPTModel ignores ``position_ids`` under rope."""
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        super().__init__()
+        # float32 as in transformers, whatever the model's dtype: engine and trainer must agree.
+        self.frequencies = 1.0 / (
+            theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+        )
+        self.positions = torch.zeros(0)
+
+    def get_rotary_seq_len(self, *_: Any, **__: Any) -> int:
+        return len(self.positions)
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        """Angles [S, 1, 1, D] of the row set in ``positions``."""
+        angles = torch.outer(self.positions.float(), self.frequencies.to(self.positions.device))
+        return torch.cat((angles, angles), dim=-1)[:, None, None, :]
+
+
+class PolicyModel(nn.Module):
+    """GPTModel that computes logits at the rows of targets only.
+
+    Selecting rows before the output layer saves most of the logits' memory: in agent rollouts most
+    tokens are context.
+    """
+
+    def __init__(self, hf: Qwen3Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.vocab_size = hf.vocab_size
+        self.gpt = _gpt_model(hf, dtype)
+        self._row: Row | None = None
+        self.gpt.output_layer.register_forward_pre_hook(self._select)
+
+    def forward(self, row: Row) -> Tensor:
+        """Logits [T, V / tp] of this tensor-parallel rank, padded vocabulary set to -inf."""
+        lengths = torch.tensor([0, *row.lengths], dtype=torch.int32)
+        positions = torch.cat([torch.arange(n) for n in row.lengths]).to(row.tokens.device)
+        self._row, self.gpt.rotary_pos_emb.positions = row, positions
+        # "sbhd" keeps Megatron from slicing the angles itself; the lengths stay on the CPU on purpose.
+        packed = PackedSeqParams(qkv_format="sbhd", cu_seqlens_q=lengths.cumsum(0))
+        logits = self.gpt(row.tokens[None], positions[None], None, packed_seq_params=packed)[0]
+        first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+        columns = torch.arange(first, first + logits.shape[-1], device=logits.device)
+        return logits.masked_fill(columns >= self.vocab_size, float("-inf"))
+
+    def _select(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        assert self._row is not None
+        return inputs[0][self._row.rows], *inputs[1:]
+
+
+def check_architecture(hf: Any, tensor_parallel: int) -> None:
+    """Raises BadInput for what this trainer does not compute exactly."""
+    scaling = (getattr(hf, "rope_parameters", None) or {}).get("rope_type", "default")
+    problems = {
+        f"model_type is {hf.model_type!r}, not 'qwen3'": hf.model_type != "qwen3",
+        f"rope_type is {scaling!r}": scaling != "default",
+        "attention_bias is set": bool(getattr(hf, "attention_bias", False)),
+        "sliding windows are used": bool(getattr(hf, "use_sliding_window", False)),
+        f"hidden_act is {getattr(hf, 'hidden_act', None)!r}": getattr(hf, "hidden_act", None) != "silu",
+    }
+    found = [sentence for sentence, wrong in problems.items() if wrong]
+    if found:
+        raise BadInput(f"the trainer cannot train this model: {found[0]}")
+    if hf.num_key_value_heads % tensor_parallel or hf.intermediate_size % tensor_parallel:
+        raise BadInput(
+            f"cells.tensor_parallel = {tensor_parallel} does not divide the model's heads and width"
+        )
+
+
+def padded_vocab(vocab_size: int, tensor_parallel: int) -> int:
+    """Megatron cuts the vocabulary into equal parts."""
+    return -(-vocab_size // tensor_parallel) * tensor_parallel
+
+
+def transformer_config(hf: Any, dtype: torch.dtype) -> TransformerConfig:
+    """Megatron's configuration: no fusion, because those kernels need CUDA and Apex."""
+    return TransformerConfig(
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        num_attention_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        kv_channels=hf.head_dim,
+        ffn_hidden_size=hf.intermediate_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=hf.rms_norm_eps,
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        qk_layernorm=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+        use_cpu_initialization=True,  # and no initialisation: every weight is loaded
+        perform_initialization=False,
+        calculate_per_token_loss=True,  # gradients are summed over replicas, never averaged
+        persist_layer_norm=False,
+        apply_rope_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        cuda_graph_scope=[],  # its default is deprecated and warns
+    )
+
+
+def _gpt_model(hf: Any, dtype: torch.dtype) -> GPTModel:
+    spec: Any = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = SegmentAttention
+    spec.submodules.mlp.params["ffn_hidden_size"] = hf.intermediate_size
+    tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
+    model: Any = GPTModel(
+        config=transformer_config(hf, dtype),
+        transformer_layer_spec=spec,
+        vocab_size=padded_vocab(hf.vocab_size, tensor_parallel),
+        max_sequence_length=hf.max_position_embeddings,
+        share_embeddings_and_output_weights=hf.tie_word_embeddings,
+        position_embedding_type="rope",
+    )
+    model.rotary_pos_emb = PositionRotary(hf.head_dim, hf.rope_parameters["rope_theta"])
+    return model.to(dtype)  # in float64 ``params_dtype`` leaves the norms in float32

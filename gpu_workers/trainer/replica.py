@@ -1,0 +1,209 @@
+"""What every rank of a trainer does: forward, backward, update. It knows no Postgres and no S3."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import Qwen3Config
+
+from gpu_workers.trainer import loss, weights
+from gpu_workers.trainer.data import Packed, Path, pack
+from gpu_workers.trainer.device import megatron_allocates_on
+from gpu_workers.trainer.logprobs import Scored, score_targets
+from gpu_workers.trainer.model import DTYPES, PolicyModel
+from gpu_workers.trainer.optimizer import MainGradAdamW
+from gpu_workers.transfer import payload_sha256
+from gyre.settings.runfile import LossSection, OptimizerSection
+
+Sums = dict[str, tuple[float, int]]
+"""By execution: sum of log(pi_theta / pi_behaviour) over targets seen, and their number."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """``value`` is the un-normalised loss; ``sums`` cover the targets of this micro-step."""
+
+    value: float = 0.0
+    num_tokens: int = 0
+    totals: loss.Totals = field(default_factory=loss.Totals)
+    sums: Sums = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CloseResult:
+    """``grad_norm`` after division by M and before clipping; ``gradient_sha256`` of the un-normalised sum."""
+
+    grad_norm: float
+    gradient_sha256: str
+
+
+class Replica:
+    """The model, its gradient sum and its optimizer on one rank."""
+
+    def __init__(self, hf: Qwen3Config, dtype: str, section: OptimizerSection, device: torch.device) -> None:
+        self._hf, self._dtype, self._device = hf, DTYPES[dtype], device
+        with megatron_allocates_on(device):
+            self._policy = PolicyModel(hf, self._dtype).to(device)
+            self._ddp = DistributedDataParallel(
+                config=self._policy.gpt.config,
+                ddp_config=DistributedDataParallelConfig(
+                    grad_reduce_in_fp32=self._dtype == torch.bfloat16, overlap_grad_reduce=False
+                ),
+                module=self._policy,
+            )
+        self._parameters = dict[str, Any](self._policy.gpt.named_parameters())
+        self._optimizer = MainGradAdamW(self._parameters, section)
+
+    def load(self, weights_file: str, optimizer_file: str | None) -> None:
+        """Take weights and optimizer state from files in Hugging Face names; no state file: start afresh."""
+        self._set_weights(weights.select_weights(self._hf, load_file(weights_file), self._dtype))
+        state, steps = _read_optimizer(optimizer_file)
+        self._optimizer.load({kind: self._shard(named) for kind, named in state.items()}, steps)
+
+    def _set_weights(self, named: Mapping[str, Tensor]) -> None:
+        shard = self._shard(named)
+        assert shard.keys() == self._parameters.keys()
+        for name, parameter in self._parameters.items():
+            parameter.data.copy_(shard[name])
+
+    def begin(self) -> None:
+        """Forget the gradient sum."""
+        self._ddp.zero_grad_buffer()
+
+    def score(self, paths: Sequence[Path], temperature: float) -> StepResult:
+        """Forward only: the sums that keep_i of an execution in several micro-steps needs."""
+        if not paths:
+            return StepResult()
+        packed = self._pack(paths)
+        with torch.no_grad():
+            scored = self._forward(packed, temperature)
+        sums, _ = self._sums(packed, scored)
+        return StepResult(num_tokens=len(packed.row.tokens), sums=sums)
+
+    def accumulate(
+        self, paths: Sequence[Path], known: Sums, section: LossSection, temperature: float
+    ) -> StepResult:
+        """Add a micro-step's un-normalised gradient. ``known`` holds whole-execution sums from scoring."""
+        if not paths:
+            return StepResult()
+        packed = self._pack(paths)
+        scored = self._forward(packed, temperature)
+        sums, ratio = self._sums(packed, scored, known)
+        keep = loss.kept(packed.advantage, ratio, section)
+        coefficient = keep * packed.advantage / packed.num_targets
+        cap = section.weight_cap
+        value = loss.policy_loss(scored.logprobs, packed.behaviour, packed.owner, coefficient, cap)
+        # Under tensor parallelism every rank decides alike: logprobs are equal on all of them.
+        if keep.any():
+            value.backward()
+        totals = loss.totals(scored.logprobs, packed.behaviour, scored.entropy, cap)
+        return StepResult(value.item(), len(packed.row.tokens), totals, sums)
+
+    def close(self, num_executions: int, clip_norm: float) -> CloseResult:
+        """Reduce over ranks, divide by M once, clip by the global norm once, update."""
+        self._reduce()
+        digest = self.gradient_sha256()
+        norm = self._global_norm() / num_executions
+        clip = min(1.0, clip_norm / (norm + 1e-6))
+        self._optimizer.step(clip / num_executions)
+        return CloseResult(norm, digest)
+
+    def close_empty(self) -> CloseResult:
+        """A batch without gradient: parameters and moments stay as they are."""
+        self._reduce()
+        return CloseResult(0.0, self.gradient_sha256())
+
+    def export(self) -> dict[str, Tensor] | None:
+        """Weights in Hugging Face names, on rank 0; None elsewhere."""
+        return self._whole({name: p.data for name, p in self._parameters.items()})
+
+    def export_optimizer(self) -> tuple[dict[str, Tensor], int] | None:
+        """Optimizer state as ``<kind>/<Hugging Face name>`` and its number of steps, on rank 0."""
+        found: dict[str, Tensor] = {}
+        for kind, named in self._optimizer.state().items():
+            whole = self._whole(named) or {}
+            found |= {f"{kind}/{name}": tensor for name, tensor in whole.items()}
+        return (found, self._optimizer.steps) if torch.distributed.get_rank() == 0 else None
+
+    def gradients(self) -> dict[str, Tensor] | None:
+        """The gradient sum in Hugging Face names, on rank 0."""
+        return self._whole({name: p.main_grad for name, p in self._parameters.items()})
+
+    def gradient_sha256(self) -> str:
+        """SHA-256 of the gradient sum, float32 in parameter name order; empty where it is not whole."""
+        whole = self.gradients()
+        return payload_sha256({n: t.float() for n, t in whole.items()}) if whole else ""
+
+    def _reduce(self) -> None:
+        finalize_model_grads([self._ddp])
+
+    def _pack(self, paths: Sequence[Path]) -> Packed:
+        return pack(paths, self._device, torch.promote_types(self._dtype, torch.float32))
+
+    def _forward(self, packed: Packed, temperature: float) -> Scored:
+        return score_targets(self._ddp(packed.row), packed.row.targets, temperature)
+
+    def _sums(self, packed: Packed, scored: Scored, known: Sums | None = None) -> tuple[Sums, Tensor]:
+        log_ratio = scored.logprobs.detach() - packed.behaviour
+        total, count = loss.execution_sums(log_ratio, packed.owner, len(packed.executions))
+        here = dict(zip(packed.executions, zip(total.tolist(), count.tolist(), strict=True), strict=True))
+        whole = [(known or {}).get(name, here[name]) for name in packed.executions]
+        sums, counts = (torch.tensor(part).to(total) for part in zip(*whole, strict=True))
+        return here, loss.sequence_ratio(sums, counts)
+
+    def _global_norm(self) -> float:
+        """Over the tensor-parallel ranks; what every rank holds alike is counted once."""
+        first = parallel_state.get_tensor_model_parallel_rank() == 0
+        own = [p for p in self._parameters.values() if first or getattr(p, "tensor_model_parallel", False)]
+        total = sum((p.main_grad.double().square().sum() for p in own), torch.zeros((), dtype=torch.float64))
+        total = total.to(self._device)
+        torch.distributed.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+        return total.sqrt().item()
+
+    def _shard(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        size = parallel_state.get_tensor_model_parallel_world_size()
+        return weights.to_shard(self._hf, named, rank, size)
+
+    def _whole(self, shard: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        group: Any = parallel_state.get_tensor_model_parallel_group()
+        gathered = {name: _gather(tensor, group) for name, tensor in shard.items()}
+        if torch.distributed.get_rank() != 0:
+            return None
+        shards = [{n: parts[i] for n, parts in gathered.items()} for i in range(group.size())]
+        return {name: tensor.cpu() for name, tensor in weights.from_shards(self._hf, shards).items()}
+
+
+def _gather(tensor: Tensor, group: Any) -> list[Tensor]:
+    if group.size() == 1:
+        return [tensor]
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
+
+
+def _read_optimizer(file: str | None) -> tuple[dict[str, dict[str, Tensor]], int]:
+    if file is None:
+        return {}, 0
+    with safe_open(file, framework="pt") as opened:
+        steps = int(opened.metadata()["steps"])
+        named = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    return _by_kind(named.items()), steps
+
+
+def _by_kind(named: Iterable[tuple[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in named:
+        kind, _, rest = name.partition("/")
+        found.setdefault(kind, {})[rest] = tensor
+    return found
