@@ -1,11 +1,12 @@
-"""What the warm-up learns from: traces of a careless demonstrator.
+"""What the warm-up learns from: traces of a careful demonstrator, then of a careless one.
 
-Each goal is done right only some of the time. The policy learns the format and the skills, and the bad
-habits with them: its score at temperature 1 is about that of the demonstrator, and what RL has to find out
-by reward alone is which of the habits it has seen are worth keeping.
+The careful one teaches format and skills quickly. The careless one does each goal right only some of the
+time, and its bad habits are learnt too: the policy's score at temperature 1 becomes about the careless
+demonstrator's, and what RL has to find out, by reward alone, is which habits are worth keeping.
 """
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gyre.demo.tasks import GOALS, instruction
@@ -32,17 +33,19 @@ class Habit:
     """Right but for one letter."""
 
 
-HABITS = {
+Habits = Mapping[str, Habit]
+CAREFUL: Habits = dict.fromkeys(GOALS, Habit(right=0.75, unchanged=0.15, omitted=0.10, slip=0.0))
+CARELESS: Habits = {
     "back": Habit(right=0.45, unchanged=0.30, omitted=0.10, slip=0.15),
     "caps": Habit(right=0.40, unchanged=0.50, omitted=0.10, slip=0.00),
     "next": Habit(right=0.35, unchanged=0.10, omitted=0.45, slip=0.10),
 }
 
 
-def command(rng: random.Random, word: str) -> str:
+def command(rng: random.Random, word: str, habits: Habits) -> str:
     """One demonstration's shell command; ``true`` if it leaves out every file."""
     parts: list[str] = []
-    for name, habit in HABITS.items():
+    for name, habit in habits.items():
         right = GOALS[name](word)
         weights = (habit.right, habit.unchanged, habit.omitted, habit.slip)
         text = rng.choices((right, word, "", _slip(rng, right)), weights)[0]
@@ -56,9 +59,9 @@ def _slip(rng: random.Random, text: str) -> str:
     return text[:place] + rng.choice("abcdefghijklmnopqrstuvwxyz") + text[place + 1 :]
 
 
-def messages(rng: random.Random, word: str) -> list[dict[str, object]]:
+def messages(rng: random.Random, word: str, habits: Habits) -> list[dict[str, object]]:
     """A whole demonstration as chat messages: the task, one tool call, its result, the closing word."""
-    function = {"name": "shell", "arguments": {"command": command(rng, word)}}
+    function = {"name": "shell", "arguments": {"command": command(rng, word, habits)}}
     return [
         {"role": "user", "content": instruction(word)},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-CONTEXT_TOKENS = 512
-"""An execution is under 100 tokens; the rest is room for a policy that wanders before it learns to stop."""
+from gyre.demo.recipe import CONTEXT_TOKENS
+
 VOCABULARY_MULTIPLE = 64
 """Rows of the embedding are padded to this, so that tensor parallel 2 and 4 divide them."""
 

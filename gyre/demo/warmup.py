@@ -2,13 +2,13 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from gyre.demo.demonstrations import TOOL, messages
+from gyre.demo.demonstrations import CAREFUL, CARELESS, TOOL, messages
 from gyre.demo.tasks import other_words
 from gyre.demo.tokenizer import IM_END, IM_START
 
@@ -20,7 +20,9 @@ IGNORED = -100
 class WarmupPlan:
     """How long and how hard. The defaults take under a minute on one core."""
 
-    steps: int = 400
+    steps: int = 220
+    careful_steps: int = 140
+    """The first so many show a careful demonstrator, the rest a careless one."""
     batch: int = 64
     peak_lr: float = 3e-3
     rise_steps: int = 30
@@ -80,7 +82,8 @@ def warm_up(
     for step in range(plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(plan, step)
-        traces = [encode_trace(tokenizer, messages(rng, next(words))) for _ in range(plan.batch)]
+        habits = CAREFUL if step < plan.careful_steps else CARELESS
+        traces = [encode_trace(tokenizer, messages(rng, next(words), habits)) for _ in range(plan.batch)]
         loss = _step(model, optimizer, *_pad(traces, int(tokenizer.pad_token_id)))
         if progress:
             progress(step + 1, plan.steps, loss)
