@@ -21,6 +21,7 @@ from gyre.contracts.ids import RunId
 
 CELLS_FRESH_S = 1.0
 """How long a list of cells is believed."""
+JSON = {"content-type": "application/json"}
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
 RETRIED_STATUS = frozenset({408, 409, 423, 425, 429})
 """Client errors that say "not now": epoch over, paused, too many."""
@@ -119,7 +120,9 @@ class Engines:
         )
         self._in_flight[cell.id] += 1
         try:
-            response = await self._http.post(f"{cell.engine_url}/generate", json=request.model_dump())
+            response = await self._http.post(
+                f"{cell.engine_url}/generate", content=request.model_dump_json(), headers=JSON
+            )
         finally:
             self._in_flight[cell.id] -= 1
         answer = _read(response)

@@ -42,6 +42,12 @@ class GatewayBoot(Boot):
     """On 127.0.0.1; kept over restarts, because harnesses hold the address."""
     socket: str
     """Unix socket that sandboxes bind-mount; same app as the port."""
+    hold_s: float = Field(default=300, gt=0)
+    """How long a call waits while no engine serves or Postgres is away."""
+    engine_read_s: float = Field(default=600, gt=0)
+    """An engine that is silent for so long on one request counts as failed."""
+    ping_s: float = Field(default=5, gt=0)
+    """Between pings on a stream that waits for its answer."""
 
 
 class WorkerBoot(Boot):

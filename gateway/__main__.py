@@ -1,0 +1,127 @@
+"""``python -m gateway --boot FILE``: the model endpoint of one run, on a port and a Unix socket."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from db import calls
+from db.session import connect, transaction
+from gateway.app import create_app
+from gateway.engines import Engines
+from gateway.recorder import Recorder
+from gateway.rendering import Renderer
+from gateway.service import Policy, Service
+from gateway.store import Store
+from gyre.contracts.ids import RunId
+from gyre.contracts.processes import GatewayBoot
+
+STORE_THREADS = 8
+BACKLOG = 2048
+SHUTDOWN_S = 5
+"""Harnesses come back for what is cut off, so a stop does not wait for calls."""
+
+
+async def serve(boot: GatewayBoot) -> None:
+    """Serve until SIGTERM or SIGINT. Raises BadInput when the run or its model cannot be read."""
+    async with running(boot) as app:
+        await server(app).serve(sockets=listening_sockets(boot))
+
+
+@contextlib.asynccontextmanager
+async def running(boot: GatewayBoot) -> AsyncGenerator[FastAPI]:
+    """The application with everything behind it, until the block ends."""
+    run = RunId(boot.run)
+    database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS)
+    with transaction(database) as session:
+        secret, config = calls.run_secret(session, run), calls.latest_config(session, run)
+    model = Path(config["model"]["path"])
+    store = Store(database, hold_s=boot.hold_s, num_threads=STORE_THREADS)
+    engines = Engines(run, store, hold_s=boot.hold_s, read_timeout_s=boot.engine_read_s)
+    recorder = Recorder(store, f"{boot.host}:{boot.port}")
+    service = Service(store, engines, recorder, Renderer(model), policy_of(config), secret)
+    leases = asyncio.create_task(recorder.renew_for_ever())
+    try:
+        yield create_app(service, model, boot.ping_s)
+    finally:
+        leases.cancel()
+        await asyncio.wait([leases])
+        await service.close()
+        store.close()
+        database.dispose()
+
+
+def policy_of(config: dict[str, Any]) -> Policy:
+    """The part of the resolved run file that concerns calls."""
+    sampling, limits = config["sampling"], config["limits"]
+    return Policy(
+        temperature=sampling["temperature"],
+        top_p=sampling["top_p"],
+        top_k=sampling["top_k"],
+        max_tokens=sampling["max_tokens"],
+        context_tokens=config["model"]["context_tokens"],
+        max_calls=limits["calls"],
+        max_concurrent_calls=limits["concurrent_calls"],
+        max_body_bytes=limits["body_bytes"],
+    )
+
+
+def server(app: FastAPI) -> uvicorn.Server:
+    # No access log: the token may stand in the URL.
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    return uvicorn.Server(config)
+
+
+def listening_sockets(boot: GatewayBoot) -> list[socket.socket]:
+    """The port and the Unix socket; one server answers both."""
+    return [_port(boot.port), _unix_socket(Path(boot.socket))]
+
+
+def _port(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # A restarted gateway must have its old port at once.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
+    listening.listen(BACKLOG)
+    return listening
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    # Sandboxes connect under users of their own; the attempt token is what lets them in.
+    os.chmod(path, 0o666)
+    listening.listen(BACKLOG)
+    return listening
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
+    parser.add_argument("--boot", type=Path, required=True, help="a GatewayBoot document")
+    boot = GatewayBoot.model_validate_json(parser.parse_args().boot.read_bytes())
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # uvicorn raises the signal again when it has stopped; then there is still a record to write.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    asyncio.run(serve(boot))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What the gateway holds of one attempt: its committed tree, its answers and its calls under way.
+
+Everything here can be read again from Postgres; a restarted gateway does so at the first call.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from db import calls
+from db.models import ModelCall, TreeNode
+from gateway.dialects.base import Finished
+from gateway.errors import Unauthorized
+from gateway.rendering import Renderer
+from gyre.contracts.errors import Fenced
+from gyre.contracts.ids import AttemptId, CallId
+from gyre.contracts.lifecycle import AttemptStatus, CallStatus, FinishReason, NodeKind
+from gyre.trajectory.answers import Answer
+from gyre.trajectory.arrays import Ids, unpack_ids
+from gyre.trajectory.canonical import CanonicalRequest, Message, chain_keys, restore
+from gyre.trajectory.tree import Node, Point, PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The token ids of a request: the path to ``base``, taken from the tree, then ``suffix``."""
+
+    base: Point | None
+    num_reused: int
+    ids: Ids
+    suffix: Ids
+    conversation_key: str
+    in_thinking: bool
+    forked: bool
+    """The conversation has answers, but no recorded one could be continued."""
+
+
+@dataclass(eq=False, slots=True)
+class LiveCall:
+    """A call that is under way, or whose answer was not delivered yet."""
+
+    id: CallId
+    key: str
+    index: int
+    num_input_tokens: int
+    connected: bool
+    """Its client is still there."""
+    task: "asyncio.Task[Finished] | None" = None
+    """None: left in flight by a gateway that is gone."""
+
+
+@dataclass(eq=False, slots=True)
+class AttemptState:
+    attempt: AttemptId
+    facts: calls.AttemptFacts
+    tree: PrefixTree = field(default_factory=PrefixTree)
+    sampled: dict[str, int] = field(default_factory=dict)
+    """match_key -> index of the newest sampled node that ends such a conversation."""
+    recorded: dict[str, Message] = field(default_factory=dict)
+    """Tool call id -> the answer that carried it."""
+    live: defaultdict[str, list[LiveCall]] = field(default_factory=lambda: defaultdict(list))
+    commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_calls: int = 0
+    num_in_flight: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way or a client still waits for one."""
+        waited_for = (call.connected for calls_of_key in self.live.values() for call in calls_of_key)
+        return self.num_in_flight > 0 or any(waited_for)
+
+    def remember(self, node: Node, match_key: str | None, answer: Answer | None) -> None:
+        """Take a committed node into the tree; ``answer`` is what a sampled one was read as."""
+        self.tree.append(node)
+        if match_key:
+            self.sampled[match_key] = node.index
+        if answer:
+            message = answer.message()
+            self.recorded |= {call.id: message for call in answer.tool_calls}
+
+    def retry_of(self, key: str) -> LiveCall | None:
+        """The call that an equal request repeats: its client went before it had the whole answer."""
+        return next((call for call in self.live.get(key, ()) if not call.connected), None)
+
+    def settle(self, call: LiveCall) -> None:
+        """Forget a call that was delivered or has failed: an equal request is then another call."""
+        if call in self.live.get(call.key, ()):
+            self.live[call.key].remove(call)
+        if not self.live.get(call.key):
+            self.live.pop(call.key, None)
+
+
+def load_state(session: Session, attempt: AttemptId) -> AttemptState:
+    """Read an attempt. Raises Unauthorized if there is none, Fenced if it is sealed."""
+    facts = calls.attempt_facts(session, attempt)
+    if facts is None:
+        raise Unauthorized("the token names an attempt that does not exist")
+    if facts.status != AttemptStatus.OPEN:
+        raise Fenced(f"{attempt} is sealed: no more calls are served")
+    state = AttemptState(attempt, facts)
+    rows = calls.calls(session, attempt)
+    restore_tree(state, calls.nodes(session, attempt), rows)
+    for row in rows:
+        if row.delivered_at is None and row.status != CallStatus.FAILED:
+            call = LiveCall(CallId(row.id), row.request_key, row.index, row.num_input_tokens, connected=False)
+            state.live[call.key].append(call)
+    return state
+
+
+def restore_tree(state: AttemptState, nodes: Sequence[TreeNode], rows: Sequence[ModelCall]) -> None:
+    """Make the tree, the keys and the answers those of the rows; calls under way stay."""
+    index_of = {node.id: node.index for node in nodes}
+    answers = {row.sampled_node_id: Answer.from_json(row.response) for row in rows if row.response}
+    state.tree, state.sampled, state.recorded = PrefixTree(), {}, {}
+    for row in nodes:
+        parent = Point(index_of[row.parent_id], row.parent_offset) if row.parent_id else None
+        node = Node(row.index, parent, row.position, NodeKind(row.kind), unpack_ids(row.token_ids))
+        state.remember(node, row.match_key, answers.get(row.id))
+    state.num_calls = max((row.index + 1 for row in rows), default=0)
+
+
+def finished_of(row: ModelCall) -> Finished | None:
+    """The answer of a committed row."""
+    if row.status != CallStatus.COMMITTED or row.response is None:
+        return None
+    reason = FinishReason(row.finish_reason or "stop")
+    return Finished(Answer.from_json(row.response), reason, row.num_output_tokens)
+
+
+def plan_prompt(state: AttemptState, request: CanonicalRequest, renderer: Renderer) -> Prompt:
+    """Match the longest recorded conversation and encode only what follows it.
+
+    Raises BadInput when the chat template refuses the conversation.
+    """
+    messages = restore(request.messages, state.recorded)
+    keys = chain_keys(request.tools, messages)
+    spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    found = next((i for i in reversed(spoken) if keys[i] in state.sampled), None)
+    if found is not None:
+        node = state.tree[state.sampled[keys[found]]]
+        stopped = renderer.ends_turn(node.token_ids)
+        text = renderer.bridge(messages[found], messages[found + 1 :], request.tools, stopped=stopped)
+        if text is not None:
+            return _prompt(state, node.end, text, keys[-1], renderer, forked=found != spoken[-1])
+    text = renderer.full(messages, request.tools)
+    return _prompt(state, None, text, keys[-1], renderer, forked=bool(spoken))
+
+
+def _prompt(
+    state: AttemptState, base: Point | None, text: str, key: str, renderer: Renderer, *, forked: bool
+) -> Prompt:
+    suffix, reused = renderer.encode(text), state.tree.path_ids(base)
+    return Prompt(
+        base=base,
+        num_reused=len(reused),
+        ids=np.concatenate([reused, suffix]),
+        suffix=suffix,
+        conversation_key=key,
+        in_thinking=renderer.opens_thinking(text),
+        forked=forked,
+    )

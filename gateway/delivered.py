@@ -1,0 +1,41 @@
+"""Writes down which answers were delivered, off the call path and many at a time."""
+
+import asyncio
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from db import calls
+from gateway.store import Store
+from gyre.contracts.ids import CallId
+
+
+class DeliveryLog:
+    """One write at a time; what is added meanwhile goes with the next one.
+
+    A gateway that dies first leaves the answer undelivered in the record, and a repeated request gets
+    the same answer again.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pending: set[CallId] = set()
+        self._writer: asyncio.Task[None] | None = None
+
+    def add(self, call: CallId) -> None:
+        self._pending.add(call)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+
+    async def flush(self) -> None:
+        """Return when all that was added is written, or cannot be."""
+        if self._writer is not None:
+            await self._writer
+
+    async def _write(self) -> None:
+        while self._pending:
+            batch = sorted(self._pending)
+            try:
+                await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch))
+            except SQLAlchemyError:
+                return  # Kept: the next delivery tries again.
+            self._pending -= set(batch)

@@ -1,0 +1,107 @@
+"""Writing an answer to its client: first event at once, pings while it is sampled, content once committed."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.attempts import LiveCall
+from gateway.dialects.base import Dialect, Finished, Reply, compact
+from gateway.errors import status_of
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An ASGI response. ``on_delivered`` is called when the answer was written in full."""
+
+    dialect: Dialect
+    call: LiveCall
+    reply: Reply
+    stream: bool
+    ping_s: float
+    on_delivered: Callable[[], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_client_gone(receive))
+        # The answer is whole for its client only when the last event is; a client that goes before
+        # that may come back for it.
+        self.call.connected = True
+        try:
+            done = await (self._stream(send, gone) if self.stream else self._whole(send, gone))
+        finally:
+            gone.cancel()
+            self.call.connected = False
+        if done:
+            self.on_delivered()
+
+    async def _stream(self, send: Send, gone: "asyncio.Task[None]") -> bool:
+        await _head(send, 200, [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")])
+        await _body(send, self.dialect.start(self.reply), more=True)
+        while not (ended := await self._wait(gone, self.ping_s)):
+            await _body(send, self.dialect.ping, more=True)
+        if gone in ended:
+            return False
+        assert self.call.task is not None
+        if error := self.call.task.exception():
+            await _body(send, self.dialect.stream_error(status_of(error), error))
+            return False
+        finished = self.call.task.result()
+        await _body(send, self.dialect.content(self.reply, finished), more=True)
+        if gone.done():
+            return False
+        await _body(send, self.dialect.end(self.reply, finished))
+        return True
+
+    async def _whole(self, send: Send, gone: "asyncio.Task[None]") -> bool:
+        if gone in await self._wait(gone, None):
+            return False
+        assert self.call.task is not None
+        if error := self.call.task.exception():
+            await send_error(send, self.dialect, error)
+            return False
+        finished: Finished = self.call.task.result()
+        body = compact(self.dialect.whole(self.reply, finished))
+        await _head(send, 200, _json_headers(body))
+        await _body(send, body[:-1], more=True)
+        if gone.done():
+            return False
+        await _body(send, body[-1:])
+        return True
+
+    async def _wait(self, gone: "asyncio.Task[None]", timeout_s: float | None) -> "set[asyncio.Task[Any]]":
+        """What ended first, the client or the call; nothing after ``timeout_s``.
+
+        The call itself is bounded: its engine and its commit are.
+        """
+        assert self.call.task is not None
+        waited: set[asyncio.Task[Any]] = {gone, self.call.task}
+        ended, _ = await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return ended
+
+
+async def send_error(send: Send, dialect: Dialect, error: BaseException) -> None:
+    """A refused call, in the dialect's shape."""
+    status, document = dialect.error(status_of(error), error)
+    body = compact(document)
+    retry = [(b"retry-after", b"1")] if status in (429, 503, 529) else []
+    await _head(send, status, _json_headers(body) + retry)
+    await _body(send, body)
+
+
+async def _client_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _head(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _body(send: Send, body: bytes, *, more: bool = False) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _json_headers(body: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -1,0 +1,63 @@
+"""What a caller can be told, with its HTTP status; each dialect puts it in its own shape.
+
+BadInput (gyre.contracts.errors)
+├── Unauthorized    401  no token of this run
+├── PromptTooLong   400  the context is full; harnesses compact when they read it
+├── BodyTooLarge    413
+├── LimitReached    429  calls of the attempt, or calls at once
+└── Refused         400  the engine will never take it (gateway.engines)
+
+Fenced is 410, EngineFailed and a lost database are 503: the harness may come back.
+"""
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from gyre.contracts.errors import BadInput, Fenced, GyreError
+
+
+class Unauthorized(BadInput):
+    pass
+
+
+class BodyTooLarge(BadInput):
+    pass
+
+
+class LimitReached(BadInput):
+    pass
+
+
+class PromptTooLong(BadInput):
+    """``num_tokens`` of the prompt against ``maximum``, both in tokens."""
+
+    def __init__(self, num_tokens: int, maximum: int) -> None:
+        super().__init__(f"prompt is too long: {num_tokens} tokens > {maximum} maximum")
+        self.num_tokens, self.maximum = num_tokens, maximum
+
+
+ANSWERED = (GyreError, SQLAlchemyError)
+"""Failures that become an error answer; anything else is a bug and a 500."""
+
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (Unauthorized, 401),
+    (BodyTooLarge, 413),
+    (LimitReached, 429),
+    (BadInput, 400),
+    (Fenced, 410),
+)
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status that says it."""
+    if not isinstance(error, ANSWERED):
+        return 500
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
+
+
+def sentence_of(error: BaseException) -> str:
+    """What the caller may read: our own sentences, nothing of the database or of a bug."""
+    if isinstance(error, GyreError):
+        return str(error)
+    if isinstance(error, SQLAlchemyError):
+        return "the record cannot be written at the moment"
+    return "internal error of the gateway"

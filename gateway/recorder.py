@@ -1,0 +1,191 @@
+"""Writes calls and nodes to Postgres before anything is answered, and keeps the leases of those under way."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from db import attempts, calls
+from gateway.attempts import AttemptState, LiveCall, Prompt, finished_of, restore_tree
+from gateway.dialects.base import Finished
+from gateway.engines import Sampled
+from gateway.store import Store
+from gyre.contracts.engine import SamplingParams
+from gyre.contracts.errors import EngineFailed
+from gyre.contracts.ids import AttemptId
+from gyre.contracts.lifecycle import FinishReason, NodeKind
+from gyre.trajectory.answers import Answer
+from gyre.trajectory.arrays import as_ids, as_logprobs, output_sha256, unpack_ids
+from gyre.trajectory.canonical import extend_key
+from gyre.trajectory.tree import Node, Point
+
+COMMIT_TRIES = 3
+LEASE_S = 30.0
+"""An in-flight call whose gateway did not renew for so long may be taken over."""
+TAKE_OVER_POLL_S = 1.0
+
+
+class Recorder:
+    """The record of one gateway process."""
+
+    def __init__(self, store: Store, address: str) -> None:
+        """``address`` is this gateway's host and port: an earlier process there is dead."""
+        self._store = store
+        self._dead_prefix = f"{address}/"
+        self._owner = f"{address}/{uuid.uuid4().hex}"
+
+    async def begin(
+        self, state: AttemptState, new: calls.NewCall, sampling: Callable[[int], SamplingParams]
+    ) -> int:
+        """Record a call as in flight; returns its index. Raises Fenced."""
+
+        def work(session: Session) -> int:
+            parameters = lambda index: sampling(index).model_dump()  # noqa: E731
+            return calls.begin(session, state.attempt, new, parameters, owner=self._owner, ttl_s=LEASE_S)
+
+        return await self._store.run(work)
+
+    async def check_open(self, attempt: AttemptId) -> None:
+        """Raises Fenced if the attempt is sealed."""
+        await self._store.run(lambda s: attempts.lock_open(s, attempt))
+
+    async def take_over(self, state: AttemptState, call: LiveCall) -> Finished | SamplingParams:
+        """Take up a call that another gateway left: its answer if it has one, else how it is sampled.
+
+        While the other one still holds its lease, wait: the lease or the call ends.
+        """
+        while True:
+            taken = await self._store.run(
+                lambda s: calls.take_over(s, call.id, self._owner, self._dead_prefix, LEASE_S)
+            )
+            row = await self._store.run(lambda s: calls.get(s, call.id))
+            if taken:
+                return SamplingParams.model_validate(row.sampling)
+            if finished := finished_of(row):
+                async with state.commit_lock:
+                    await self._reload(state)
+                return finished
+            if row.failure:
+                raise EngineFailed(row.failure)
+            await asyncio.sleep(TAKE_OVER_POLL_S)
+
+    async def commit(
+        self, state: AttemptState, call: LiveCall, prompt: Prompt, sampled: Sampled, answer: Answer
+    ) -> Finished:
+        """Write the call and its nodes in one transaction, then show them to later calls.
+
+        Commits of one attempt go one after the other, so that each is placed in the tree as it is.
+        Raises Fenced, or EngineFailed if another gateway gave the call up.
+        """
+        async with state.commit_lock:
+            for _ in range(COMMIT_TRIES):
+                nodes, outcome = _written(state, prompt, sampled, answer)
+                try:
+                    if await self._committed(call, state, nodes, outcome):
+                        return _shown(state, nodes, outcome, answer)
+                    await self._reload(state)
+                    return await self._answered_elsewhere(call)
+                except IntegrityError:
+                    # Another gateway used the node's index: place it again in the tree as it is now.
+                    await self._reload(state)
+        raise EngineFailed(f"{call.id} could not be recorded: its attempt is written by another gateway")
+
+    async def fail(self, call: LiveCall, reason: str) -> None:
+        """Record that a call was given up; if that cannot be written its lease runs out instead."""
+        try:
+            await self._store.run(lambda s: calls.fail(s, call.id, self._owner, reason))
+        except SQLAlchemyError:
+            return
+
+    async def renew_for_ever(self) -> None:
+        """Renew the leases until cancelled; Postgres being away is borne."""
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            try:
+                await self._store.run(lambda s: calls.renew(s, self._owner, LEASE_S))
+            except SQLAlchemyError:
+                continue
+
+    async def _committed(
+        self, call: LiveCall, state: AttemptState, nodes: list[calls.NewNode], outcome: calls.Outcome
+    ) -> bool:
+        return await self._store.run(
+            lambda s: calls.commit(s, call.id, state.attempt, self._owner, nodes, outcome)
+        )
+
+    async def _answered_elsewhere(self, call: LiveCall) -> Finished:
+        """The answer of a call that is not ours in flight: a lost commit of ours, or another gateway's."""
+        row = await self._store.run(lambda s: calls.get(s, call.id))
+        if (finished := finished_of(row)) is None:
+            raise EngineFailed(f"{call.id} was taken over by another gateway")
+        return finished
+
+    async def _reload(self, state: AttemptState) -> None:
+        def read(session: Session) -> None:
+            rows = calls.calls(session, state.attempt)
+            restore_tree(state, calls.nodes(session, state.attempt), rows)
+
+        await self._store.run(read)
+
+
+def _written(
+    state: AttemptState, prompt: Prompt, sampled: Sampled, answer: Answer
+) -> tuple[list[calls.NewNode], calls.Outcome]:
+    """The new nodes of an answer and the call's outcome, from the tree as it is."""
+    placed, index = state.tree.place(prompt.base, prompt.suffix), state.tree.next_index
+    nodes: list[calls.NewNode] = []
+    context = placed.point
+    if len(placed.rest):
+        nodes.append(_new_node(state, index, context, NodeKind.CONTEXT, placed.rest.tobytes()))
+        context, index = Point(index, len(placed.rest)), index + 1
+    assert context is not None, "a prompt has at least one token"
+    ids, logprobs = as_ids(sampled.ids), as_logprobs(sampled.logprobs)
+    nodes.append(
+        calls.NewNode(
+            index=index,
+            parent=context.node,
+            parent_offset=context.offset,
+            position=len(prompt.ids),
+            kind=NodeKind.SAMPLED,
+            token_ids=ids.tobytes(),
+            logprobs=logprobs.tobytes(),
+            versions=sampled.versions,
+            mixed_kv_tokens=sampled.mixed_kv_tokens,
+            finish_reason=sampled.finish_reason,
+            match_key=extend_key(prompt.conversation_key, answer.message()),
+        )
+    )
+    outcome = calls.Outcome(
+        context_node=context.node,
+        context_offset=context.offset,
+        sampled_node=index,
+        num_output_tokens=len(ids),
+        num_cached_tokens=sampled.cached_tokens,
+        num_malformed_tool_calls=answer.num_malformed,
+        finish_reason=sampled.finish_reason,
+        output_sha256=output_sha256(ids, logprobs),
+        response=answer.as_json(),
+        cell_id=sampled.cell_id,
+        engine_ms=sampled.engine_ms,
+    )
+    return nodes, outcome
+
+
+def _new_node(
+    state: AttemptState, index: int, parent: Point | None, kind: NodeKind, token_ids: bytes
+) -> calls.NewNode:
+    offset, position = parent.offset if parent else 0, state.tree.depth(parent)
+    return calls.NewNode(index, parent.node if parent else None, offset, position, kind, token_ids)
+
+
+def _shown(
+    state: AttemptState, nodes: list[calls.NewNode], outcome: calls.Outcome, answer: Answer
+) -> Finished:
+    """Let later calls see what was committed."""
+    for new in nodes:
+        parent = None if new.parent is None else Point(new.parent, new.parent_offset)
+        node = Node(new.index, parent, new.position, new.kind, unpack_ids(new.token_ids))
+        state.remember(node, new.match_key, answer if new.kind == NodeKind.SAMPLED else None)
+    return Finished(answer, FinishReason(outcome.finish_reason), outcome.num_output_tokens)

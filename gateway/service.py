@@ -1,0 +1,286 @@
+"""The call path: retry or twin, prompt, record in flight, sample, commit, answer.
+
+Collaborators: `Recorder` (what is written before an answer), `Engines` (router), `Renderer` (template
+and tokenizer), `DeliveryLog`, and one `AttemptState` for each attempt. None of them refers back here.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from db import calls
+from gateway.attempts import AttemptState, LiveCall, Prompt, load_state, plan_prompt
+from gateway.delivered import DeliveryLog
+from gateway.dialects.base import Dialect, Finished
+from gateway.engines import Engines
+from gateway.errors import ANSWERED, LimitReached, PromptTooLong, Unauthorized, sentence_of
+from gateway.recorder import Recorder
+from gateway.rendering import Renderer
+from gateway.store import Store
+from gyre.contracts.engine import SamplingParams
+from gyre.contracts.errors import Fenced
+from gyre.contracts.ids import AttemptId, call_id
+from gyre.contracts.lifecycle import Purpose
+from gyre.contracts.tokens import attempt_of_token
+from gyre.trajectory.answers import parse_answer
+from gyre.trajectory.arrays import as_ids, ids_sha256
+from gyre.trajectory.canonical import CanonicalRequest, request_key
+
+LONG_CHARACTERS = 20_000
+"""Requests with more text than this are tokenised in a thread."""
+MAX_IDLE_ATTEMPTS = 256
+"""Attempts kept in memory that have no call under way; others are read again when they call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the run says about calls: sampling and limits."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    context_tokens: int
+    max_calls: int
+    max_concurrent_calls: int
+    max_body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, ready to be recorded."""
+
+    state: AttemptState
+    request: CanonicalRequest
+    prompt: Prompt
+    key: str
+    dialect: Dialect
+    role: str
+
+
+class Service:
+    """Serves the calls of one run."""
+
+    def __init__(
+        self,
+        store: Store,
+        engines: Engines,
+        recorder: Recorder,
+        renderer: Renderer,
+        policy: Policy,
+        secret: bytes,
+    ) -> None:
+        self._store, self._engines, self._recorder, self._renderer = store, engines, recorder, renderer
+        self.policy, self._secret = policy, secret
+        self._states: dict[AttemptId, asyncio.Task[AttemptState]] = {}
+        self._delivered = DeliveryLog(store)
+        self._tasks: set[asyncio.Task[Finished]] = set()
+        self.on_first_call: Callable[[AttemptId], None] | None = None
+        """Told when an attempt's first call has been recorded as in flight."""
+        self.counts: Counter[str] = Counter()
+        """calls, joined, forked, malformed_tool_calls and failed since this process started."""
+
+    def authenticate(self, token: str) -> AttemptId:
+        """Raises Unauthorized for a token that this run's secret did not make."""
+        attempt = attempt_of_token(self._secret, token)
+        if attempt is None:
+            raise Unauthorized("no valid attempt token: give it as API key or as /t/<token> in the URL")
+        return attempt
+
+    async def count_tokens(self, attempt: AttemptId, request: CanonicalRequest) -> int:
+        """The length of the prompt that this request would have; records nothing."""
+        state = await self._state(attempt)
+        await self._check_open(state)
+        return len((await self._plan(state, request)).ids)
+
+    async def open_call(
+        self, attempt: AttemptId, request: CanonicalRequest, dialect: Dialect, role: str
+    ) -> LiveCall:
+        """Start a call, or take up the one that this request repeats; its answer is ``call.task``.
+
+        Raises Unauthorized, Fenced, LimitReached, PromptTooLong or BadInput before anything is recorded.
+        """
+        state = await self._state(attempt)
+        prompt = await self._plan(state, request)
+        key = request_key(prompt.conversation_key, request.model)
+        asked = Asked(state, request, prompt, key, dialect, role)
+        repeated = state.retry_of(key)
+        return await (self._begin(asked) if repeated is None else self._take_up(asked, repeated))
+
+    def delivered(self, attempt: AttemptId, call: LiveCall) -> None:
+        """The whole answer was written to the client: an equal request is another call now."""
+        self._delivered.add(call.id)
+        if (state := self._loaded(attempt)) is not None:
+            state.settle(call)
+
+    async def close(self) -> None:
+        """Leave calls under way to the next gateway, in flight as they are, and write what was delivered."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._delivered.flush()
+        await self._engines.close()
+
+    async def _begin(self, asked: Asked) -> LiveCall:
+        """Record a new call as in flight, then start it."""
+        state = asked.state
+        self._check_limits(state, asked.prompt)
+        state.num_in_flight += 1
+        try:
+            index = await self._record(asked)
+        except BaseException as error:
+            state.num_in_flight -= 1
+            if isinstance(error, Fenced):
+                self._states.pop(state.attempt, None)
+            raise
+        state.num_calls = max(state.num_calls, index + 1)
+        call = LiveCall(
+            call_id(state.attempt, index), asked.key, index, len(asked.prompt.ids), connected=True
+        )
+        state.live[asked.key].append(call)
+        self._count_begun(asked, index)
+        params = self._sampling(asked)(index)
+        call.task = self._start(state, call, self._complete(asked, call, params))
+        return call
+
+    async def _take_up(self, asked: Asked, call: LiveCall) -> LiveCall:
+        """Join or replay a call whose client went, or whose gateway did."""
+        call.connected = True
+        try:
+            await self._check_open(asked.state)
+        except BaseException:
+            call.connected = False
+            raise
+        self.counts["joined"] += 1
+        if call.task is None:
+            asked.state.num_in_flight += 1
+            call.task = self._start(asked.state, call, self._adopt(asked, call))
+        return call
+
+    def _start(
+        self, state: AttemptState, call: LiveCall, work: Coroutine[Any, Any, Finished]
+    ) -> asyncio.Task[Finished]:
+        """Run the call apart from its client, which may go and come back."""
+
+        def ended(task: asyncio.Task[Finished]) -> None:
+            self._tasks.discard(task)
+            state.num_in_flight -= 1
+            if task.cancelled() or task.exception() is not None:
+                self.counts["failed"] += 1
+                state.settle(call)
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    async def _complete(self, asked: Asked, call: LiveCall, params: SamplingParams) -> Finished:
+        """Sample, read and commit: when this returns, the answer is in the record."""
+        state, prompt = asked.state, asked.prompt
+        try:
+            sampled = await self._engines.sample(call.id, prompt.ids.tolist(), params, state.attempt)
+            answer = parse_answer(
+                self._renderer.decode_answer(as_ids(sampled.ids)),
+                call_id=call.id,
+                prefix=asked.dialect.tool_prefix,
+                in_thinking=prompt.in_thinking,
+            )
+            self.counts["malformed_tool_calls"] += answer.num_malformed
+            return await self._recorder.commit(state, call, prompt, sampled, answer)
+        except ANSWERED as error:
+            if isinstance(error, Fenced):
+                self._states.pop(state.attempt, None)
+            await self._recorder.fail(call, sentence_of(error))
+            raise
+
+    async def _adopt(self, asked: Asked, call: LiveCall) -> Finished:
+        """Finish a call of a gateway that is gone: its index, and so its seed, stay."""
+        found = await self._recorder.take_over(asked.state, call)
+        return found if isinstance(found, Finished) else await self._complete(asked, call, found)
+
+    def _check_limits(self, state: AttemptState, prompt: Prompt) -> None:
+        policy = self.policy
+        if state.num_calls >= policy.max_calls:
+            raise LimitReached(f"this attempt has used its {policy.max_calls} model calls")
+        if state.num_in_flight >= policy.max_concurrent_calls:
+            raise LimitReached(f"this attempt has {state.num_in_flight} calls under way, no more are allowed")
+        if len(prompt.ids) >= policy.context_tokens:
+            raise PromptTooLong(len(prompt.ids), policy.context_tokens - 1)
+
+    async def _record(self, asked: Asked) -> int:
+        new = calls.NewCall(
+            dialect=asked.dialect.name,
+            role=asked.role,
+            request_key=asked.key,
+            requested=asked.request.requested,
+            num_input_tokens=len(asked.prompt.ids),
+            num_reused_tokens=asked.prompt.num_reused,
+            input_sha256=ids_sha256(asked.prompt.ids),
+        )
+        return await self._recorder.begin(asked.state, new, self._sampling(asked))
+
+    def _sampling(self, asked: Asked) -> Callable[[int], SamplingParams]:
+        """The run's sampling for a call index; of the harness only a smaller bound counts."""
+        policy, facts = self.policy, asked.state.facts
+        bound = min(policy.max_tokens, policy.context_tokens - len(asked.prompt.ids))
+        return lambda index: SamplingParams(
+            temperature=0 if facts.purpose == Purpose.GREEDY else policy.temperature,
+            top_p=policy.top_p,
+            top_k=policy.top_k,
+            max_new_tokens=min(bound, asked.request.max_tokens or bound),
+            stop_token_ids=list(self._renderer.stop_ids),
+            sampling_seed=call_seed(facts.execution, facts.number, index),
+        )
+
+    def _count_begun(self, asked: Asked, index: int) -> None:
+        self.counts["calls"] += 1
+        self.counts["forked"] += asked.prompt.forked
+        if index == 0 and self.on_first_call is not None:
+            self.on_first_call(asked.state.attempt)
+
+    async def _plan(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
+        """The prompt; a first request with its tools, or a long one, is worked on in a thread."""
+        size = sum(len(part) for message in request.messages for part in message.content)
+        if size < LONG_CHARACTERS and not (request.tools and not state.num_calls):
+            return plan_prompt(state, request, self._renderer)
+        return await asyncio.to_thread(plan_prompt, state, request, self._renderer)
+
+    async def _state(self, attempt: AttemptId) -> AttemptState:
+        """The attempt's state, read from Postgres once."""
+        task = self._states.get(attempt)
+        if task is None:
+            self._evict()
+            task = asyncio.create_task(self._store.run(lambda s: load_state(s, attempt)))
+            self._states[attempt] = task
+        try:
+            return await asyncio.shield(task)
+        except ANSWERED:
+            self._states.pop(attempt, None)
+            raise
+
+    def _loaded(self, attempt: AttemptId) -> AttemptState | None:
+        task = self._states.get(attempt)
+        return task.result() if task and task.done() and not task.exception() else None
+
+    def _evict(self) -> None:
+        """Let the longest known idle attempts go: Postgres knows all that they held."""
+        for attempt in list(self._states)[: max(0, len(self._states) - MAX_IDLE_ATTEMPTS)]:
+            state = self._loaded(attempt)
+            if state is not None and not state.busy:
+                del self._states[attempt]
+
+    async def _check_open(self, state: AttemptState) -> None:
+        try:
+            await self._recorder.check_open(state.attempt)
+        except Fenced:
+            self._states.pop(state.attempt, None)
+            raise
+
+
+def call_seed(execution: str, attempt_number: int, call_index: int) -> int:
+    """A 63-bit seed that a call keeps over crashes, moves and restarts."""
+    digest = hashlib.sha256(f"{execution}|{attempt_number}|{call_index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") & ((1 << 63) - 1)

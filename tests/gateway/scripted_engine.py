@@ -1,0 +1,99 @@
+"""An engine that says what a script says: the /generate protocol with made-up log-probabilities."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from transformers import PreTrainedTokenizerFast
+
+from gyre.contracts.engine import GenerateRequest
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one request gets: text or ids, and how it ends. A text that stops gets the stop token."""
+
+    text: str = ""
+    ids: list[int] | None = None
+    finish: str = "stop"
+    status: int = 200
+    message: str = ""
+    version: int = 0
+
+
+@dataclass
+class ScriptedEngine:
+    """``script`` gets the request and the text of its prompt. ``gate`` holds answers back while unset."""
+
+    tokenizer: PreTrainedTokenizerFast
+    script: Callable[[GenerateRequest, str], str | Part] = lambda request, prompt: "done"
+    requests: list[GenerateRequest] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def generate(self, http: Request) -> Response:
+        request = GenerateRequest.model_validate_json(await http.body())
+        self.requests.append(request)
+        while not self.gate.is_set():
+            await asyncio.sleep(0.01)
+        said = self.script(request, self.tokenizer.decode(request.input_ids))
+        part = Part(said) if isinstance(said, str) else said
+        if part.status != 200:
+            return JSONResponse({"error": {"message": part.message}}, status_code=part.status)
+        return JSONResponse(self._answer(request, part))
+
+    def _answer(self, request: GenerateRequest, part: Part) -> dict[str, Any]:
+        params = request.sampling_params
+        ids = part.ids if part.ids is not None else self.tokenizer.encode(part.text, add_special_tokens=False)
+        if part.finish == "stop" and part.ids is None:
+            ids = [*ids, self.tokenizer.eos_token_id]
+        finish = part.finish
+        if len(ids) > params.max_new_tokens:
+            ids, finish = ids[: params.max_new_tokens], "length"
+        position = len(request.input_ids)
+        scores = [-((params.sampling_seed + position + i) % 97) / 50 for i in range(len(ids))]
+        meta = {
+            "id": request.rid or "-",
+            "finish_reason": {"type": finish, "matched": ids[-1] if finish == "stop" else None},
+            "prompt_tokens": position,
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "output_token_logprobs": [[score, token, None] for score, token in zip(scores, ids, strict=True)],
+            "weight_versions": [[part.version, len(ids)]],
+        }
+        return {"output_ids": ids, "meta_info": meta}
+
+
+class Serving:
+    """A uvicorn server in a thread, on a free port of its own or on given sockets."""
+
+    def __init__(self, server: uvicorn.Server, run: Callable[[], Any]) -> None:
+        self._server = server
+        self._thread = threading.Thread(target=run, daemon=True)
+
+    def __enter__(self) -> "Serving":
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the server ended before it had started")
+            threading.Event().wait(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+
+
+def engine_app(engine: ScriptedEngine) -> FastAPI:
+    app = FastAPI(openapi_url=None)
+    app.add_route("/generate", engine.generate, methods=["POST"])
+    return app
