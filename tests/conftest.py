@@ -24,6 +24,23 @@ UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_comm
 """Nothing of a test's database has to outlive the test."""
 
 
+SLOW_FIXTURES = ("database", "postgres_dsn", "postgres_server", "services")
+"""From what starts quickly to what starts slowly."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that need no server first, so that a mistake shows soon; a module stays in one piece."""
+
+    def cost(item: pytest.Item) -> int:
+        needed = set(getattr(item, "fixturenames", ()))
+        return max((rank for rank, name in enumerate(SLOW_FIXTURES, start=1) if name in needed), default=0)
+
+    of_module: dict[Path, int] = {}
+    for item in items:
+        of_module[item.path] = max(of_module.get(item.path, 0), cost(item))
+    items.sort(key=lambda item: of_module[item.path])
+
+
 @pytest.fixture(scope="session")
 def short_folder() -> Iterator[Path]:
     """A temporary folder whose path is short enough for Unix sockets."""

@@ -1,0 +1,34 @@
+# setup makes .venv; every other target calls it. A second call is quick.
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint soak clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@scripts/setup.sh $(VENV) $(PYTHON)
+	@touch $@
+
+demo: setup
+	@$(BIN)/gyre demo
+
+test: setup
+	@$(BIN)/python -m pytest -q -m "not soak and not gpu"
+
+soak: setup
+	@$(BIN)/python -m pytest -q -m soak
+
+lint: setup
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright
+	@$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
+	@echo "lint: clean"
+
+# The services' data in .gyre stays; `gyre down && rm -r .gyre` removes that.
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info build dist

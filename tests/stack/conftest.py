@@ -1,0 +1,46 @@
+"""A state directory whose services a test may kill."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gyre import stack
+from gyre.stack.control import ProcessStatus
+
+
+@pytest.fixture(scope="module")
+def state_dir() -> Iterator[Path]:
+    """A state directory for the tests of a module, each of which calls ``ensure_up`` itself."""
+    folder = Path(tempfile.mkdtemp(prefix="gyre-"))
+    yield folder / ".gyre"
+    stack.down(folder / ".gyre")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Wait until a condition holds; fail after a minute."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, "it never became true"
+            time.sleep(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def process(state_dir: Path) -> Callable[[str], ProcessStatus]:
+    """What the keeper says of one process, now."""
+
+    def look(name: str) -> ProcessStatus:
+        found = stack.status(state_dir)
+        assert found is not None, "no keeper answers"
+        return next(each for each in found.processes if each.name == name)
+
+    return look
