@@ -22,7 +22,7 @@ class Interruptions(NamedTuple):
     """What went wrong while harnesses ran."""
 
     executions: int
-    """Executions whose sandbox was lost or one of whose model calls failed for good."""
+    """Executions one of whose model calls failed while its harness waited for it."""
     discarded_tokens: int
     """Sampled, then thrown away."""
     harness_errors: int
@@ -96,28 +96,34 @@ def check_account(rows: RunRows, findings: Findings) -> None:
 def count_interruptions(rows: RunRows, findings: Findings) -> Interruptions:
     """Executions interrupted, sampled tokens discarded and attempts that infrastructure ended.
 
-    A call that ends with its own harness (time limit, cancellation) interrupts nobody.
+    A call that ends because its own harness is gone interrupts nobody.
     """
-    ended = {a.id for a in rows.attempts if a.end_reason in (EndReason.TIME_LIMIT, EndReason.CANCELLED)}
+    gone = {EndReason.TIME_LIMIT, EndReason.CANCELLED, EndReason.SANDBOX_LOST}
+    ended = {attempt.id for attempt in rows.attempts if attempt.end_reason in gone}
     failed = [c for c in rows.calls if c.status == CallStatus.FAILED and c.attempt_id not in ended]
-    lost = [a for a in rows.attempts if a.end_reason == EndReason.SANDBOX_LOST]
     discarded = {c.id: c.num_output_tokens for c in failed if c.num_output_tokens}
     for node in rows.aborts:
         if node.attempt_id not in ended:
             discarded[node.call_id] = max(discarded.get(node.call_id, 0), node.num_tokens)
-    errors = [a for a in rows.attempts if a.failure]
     for call in failed:
         findings.require("executions_uninterrupted", False, f"{call.id} failed: {call.failure}")
-    for attempt in lost:
-        findings.require("executions_uninterrupted", False, f"{attempt.id} lost its sandbox")
     for name, count in discarded.items():
         findings.require(
             "sampled_tokens_kept", count == 0, f"{count} sampled tokens of {name} were thrown away"
         )
-    for attempt in errors:
-        findings.require("harnesses_unharmed", False, f"{attempt.id} ended by failure: {attempt.failure}")
-    interrupted = {c.execution_id for c in failed} | {a.execution_id for a in lost}
-    return Interruptions(len(interrupted), sum(discarded.values()), len(errors))
+    interrupted = {call.execution_id for call in failed}
+    return Interruptions(len(interrupted), sum(discarded.values()), _count_errors(rows, findings))
+
+
+def _count_errors(rows: RunRows, findings: Findings) -> int:
+    """Attempts that infrastructure ended. They may happen; being scored for one may not."""
+    last = {attempt.execution_id: attempt for attempt in rows.attempts}  # ordered by attempt number
+    for execution in rows.executions:
+        attempt = last.get(execution.id)
+        if execution.disposition == Disposition.SCORED and attempt is not None:
+            sentence = f"{execution.id} is scored though {attempt.id} ended by failure: {attempt.failure}"
+            findings.require("failures_not_scored", attempt.failure is None, sentence)
+    return sum(attempt.failure is not None for attempt in rows.attempts)
 
 
 def _members(rows: RunRows) -> list[tuple[GroupRow, list[ExecutionRow]]]:

@@ -22,7 +22,7 @@ CHECKS = (
     "waterlevel_kept",
     "executions_uninterrupted",
     "sampled_tokens_kept",
-    "harnesses_unharmed",
+    "failures_not_scored",
     "payloads_small",
 )
 MAX_SENTENCES = 20  # a check: a run broken throughout should still give a report that can be read

@@ -67,11 +67,15 @@ class Scorer:
 
     @torch.inference_mode()
     def logprobs(self, call: RebuiltCall) -> NDArray[np.float64]:
-        """Log-probabilities of the output tokens at the call's temperature, one a token."""
+        """Log-probabilities of the output tokens at the call's temperature, one a token.
+
+        Minus infinity for what no engine could have sampled: ids outside the vocabulary, or no input.
+        """
         num_output = len(call.output_ids)
-        if num_output == 0:
-            return np.empty(0)
         ids = torch.from_numpy(np.concatenate([call.input_ids, call.output_ids]).astype(np.int64))
+        known = (ids >= 0) & (ids < self._model.config.vocab_size)
+        if num_output == 0 or len(call.input_ids) == 0 or not known.all():
+            return np.full(num_output, -np.inf)
         # The last token predicts nothing here; of the rest only the final num_output positions do.
         logits = self._model(ids[None, :-1], logits_to_keep=num_output, use_cache=False).logits[0]
         scores = torch.log_softmax(logits / call.temperature, dim=-1)

@@ -107,6 +107,7 @@ def _differences(call: CallRow, rebuilt: RebuiltCall, sampled: NodeRow, before: 
     input_bytes = rebuilt.input_ids.tobytes()
     output_bytes = sampled.token_ids + (sampled.logprobs or b"")
     num_input, num_output = len(rebuilt.input_ids), len(rebuilt.output_ids)
+    num_versioned = sum(count for _, count in rebuilt.versions)
     found = {
         "its input ids do not have the recorded hash": _sha256(input_bytes) != call.input_sha256,
         "its output does not have the recorded hash": _sha256(output_bytes) != call.output_sha256,
@@ -119,6 +120,7 @@ def _differences(call: CallRow, rebuilt: RebuiltCall, sampled: NodeRow, before: 
             call.num_output_tokens != num_output
         ),
         "it has not one log-probability a token": len(rebuilt.logprobs) != num_output,
+        f"it names the versions of {num_versioned} of its {num_output} tokens": num_versioned != num_output,
     }
     return [sentence for sentence, wrong in found.items() if wrong]
 

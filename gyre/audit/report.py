@@ -42,7 +42,7 @@ class AuditReport(BaseModel):
     executions_interrupted: int
     sampled_tokens_discarded: int
     harness_errors: int
-    """Attempts that infrastructure ended."""
+    """Attempts that infrastructure ended: repeated, or else never scored."""
     largest_payload_bytes: int | None
     """In all Temporal histories of the run; None if Temporal could not be read."""
     checks: dict[str, bool]
@@ -77,7 +77,7 @@ LINES = (
     Line("waterlevel_violations", "0", ("waterlevel_kept",)),
     Line("executions_interrupted", "0", ("executions_uninterrupted",)),
     Line("sampled_tokens_discarded", "0", ("sampled_tokens_kept",)),
-    Line("harness_errors", "0", ("harnesses_unharmed",)),
+    Line("harness_errors", "none scored", ("failures_not_scored",)),
     Line("largest_payload_bytes", f"{MAX_PAYLOAD_BYTES}", ("payloads_small",)),
 )
 
