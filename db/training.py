@@ -17,7 +17,6 @@ from db.models import (
     MicroStep,
     PolicyVersion,
     QueryGroup,
-    RunConfig,
     Trajectory,
     TreeNode,
 )
@@ -62,15 +61,6 @@ def lock_epoch(session: Session, claimant: Claimant) -> None:
     epoch = session.scalars(query).first()
     if epoch != claimant.epoch:
         raise Fenced(f"{claimant.cell} is at epoch {epoch}; epoch {claimant.epoch} is over")
-
-
-def newest_config(session: Session, run: str) -> dict[str, Any]:
-    """The resolved run file in force. Raises TrainerFailed if the run has none."""
-    query = select(RunConfig.resolved).where(RunConfig.run_id == run).order_by(RunConfig.revision.desc())
-    found = session.scalars(query.limit(1)).first()
-    if found is None:
-        raise TrainerFailed(f"run {run} has no configuration")
-    return found
 
 
 def claim_micro_step(

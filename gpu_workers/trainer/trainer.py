@@ -7,6 +7,7 @@ from sqlalchemy import Engine
 
 from db import training
 from db.models import Batch
+from db.run_state import newest_config
 from db.session import transaction
 from db.training import Claimant, StoredVersion
 from gpu_workers.trainer.batch import BatchRunner, BatchWork, metrics_of
@@ -151,4 +152,4 @@ class Trainer:
 def read_config(database: Engine, run: str) -> RunFile:
     """The run file in force, without services."""
     with transaction(database) as session:
-        return RunFile.model_validate(training.newest_config(session, run))
+        return RunFile.model_validate(newest_config(session, run))

@@ -41,7 +41,12 @@ def save_model(hf: Qwen3Config, folder: FilePath, dtype: torch.dtype = torch.flo
 
 
 def random_path(
-    seed: int, *, execution: str = "e", advantage: float = 1.0, length: int = 20, num_targets: int | None = None
+    seed: int,
+    *,
+    execution: str = "e",
+    advantage: float = 1.0,
+    length: int = 20,
+    num_targets: int | None = None,
 ) -> Path:
     """A path whose later half are targets, sampled by nobody in particular."""
     rng = np.random.default_rng(seed)

@@ -1,0 +1,89 @@
+"""The loss against its definition, in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_workers.trainer import loss
+from gpu_workers.trainer.batch import keeps
+from gyre.settings.runfile import LossSection
+
+CAPPED, TRUNCATED = LossSection(form="capped"), LossSection(form="truncated")
+ratios = st.lists(st.floats(-3, 3), min_size=1, max_size=12)
+advantages = st.floats(-2, 2).filter(lambda a: abs(a) > 1e-3)
+
+
+def gradient(
+    log_ratio: list[float], owner: list[int], advantage: list[float], section: LossSection
+) -> torch.Tensor:
+    """d loss / d logprobs."""
+    logprobs = torch.full((len(log_ratio),), -2.0, dtype=torch.float64, requires_grad=True)
+    behaviour = logprobs.detach() - torch.tensor(log_ratio, dtype=torch.float64)
+    owners = torch.tensor(owner)
+    advantage_E = torch.tensor(advantage, dtype=torch.float64)
+    sums, counts = loss.execution_sums(logprobs.detach() - behaviour, owners, len(advantage))
+    keep = loss.kept(advantage_E, loss.sequence_ratio(sums, counts), section)
+    coefficient = keep * advantage_E / counts
+    loss.policy_loss(logprobs, behaviour, owners, coefficient, section.weight_cap).backward()
+    assert logprobs.grad is not None
+    return logprobs.grad
+
+
+@given(ratios, advantages)
+def test_capped_is_its_formula(log_ratio: list[float], advantage: float) -> None:
+    s = math.exp(sum(log_ratio) / len(log_ratio))
+    clipped = (advantage > 0 and s > 1.005) or (advantage < 0 and s < 0.995)
+    expected = [0.0 if clipped else -advantage * min(math.exp(r), 5.0) / len(log_ratio) for r in log_ratio]
+    found = gradient(log_ratio, [0] * len(log_ratio), [advantage], CAPPED)
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@given(ratios, advantages)
+def test_truncated_is_gspo_token_against_the_policy_itself(log_ratio: list[float], advantage: float) -> None:
+    """min(s_t A, clip(s_t) A) with s_t = stopgrad(s) pi_theta / stopgrad(pi_theta)."""
+    logprobs = torch.full((len(log_ratio),), -2.0, dtype=torch.float64, requires_grad=True)
+    old = logprobs.detach()
+    correction = torch.tensor(log_ratio, dtype=torch.float64).exp().clamp(max=5.0)
+    s = (logprobs - old).mean().exp().detach() * (logprobs - logprobs.detach()).exp()
+    objective = torch.minimum(s * advantage, s.clamp(0.995, 1.005) * advantage)
+    (-(correction * objective).mean()).backward()
+    assert logprobs.grad is not None
+    found = gradient(log_ratio, [0] * len(log_ratio), [advantage], TRUNCATED)
+    assert (found - logprobs.grad).abs().max() < 1e-12
+
+
+@given(st.integers(1, 12), advantages)
+def test_both_forms_agree_on_policy(length: int, advantage: float) -> None:
+    on_policy = [0.0] * length
+    capped = gradient(on_policy, [0] * length, [advantage], CAPPED)
+    assert torch.equal(capped, gradient(on_policy, [0] * length, [advantage], TRUNCATED))
+    assert capped.sum().item() == pytest.approx(-advantage)
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_every_execution_weighs_the_same(first: int, second: int) -> None:
+    owner = [0] * first + [1] * second
+    found = gradient([0.0] * len(owner), owner, [1.0, 1.0], CAPPED)
+    assert found[:first].sum().item() == pytest.approx(found[first:].sum().item()) == pytest.approx(-1.0)
+
+
+@given(st.floats(-0.02, 0.02), advantages, st.integers(1, 30), st.sampled_from([CAPPED, TRUNCATED]))
+def test_rank_0_and_the_replicas_clip_alike(
+    mean: float, advantage: float, count: int, section: LossSection
+) -> None:
+    total = mean * count
+    ratio = loss.sequence_ratio(torch.tensor([total], dtype=torch.float64), torch.tensor([count]))
+    on_replica = loss.kept(torch.tensor([advantage], dtype=torch.float64), ratio, section)
+    assert bool(on_replica) == keeps(advantage, (total, count), section)
+
+
+def test_statistics_are_sums_over_targets() -> None:
+    log_ratio = torch.tensor([0.0, math.log(6.0), math.log(0.5)], dtype=torch.float64)
+    found = loss.totals(log_ratio, torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0]), 5.0)
+    assert (found.num_targets, found.num_capped, found.entropy) == (3, 1, 6.0)
+    assert found.ratio == pytest.approx(7.5)
+    assert found.k3 == pytest.approx((6 - 1 - math.log(6)) + (0.5 - 1 - math.log(0.5)))
+    assert (found + found).ratio == pytest.approx(15.0)

@@ -1,0 +1,90 @@
+"""An execution weighs the same however it is cut into micro-steps: gradients in float64 to 1e-9."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_workers.trainer.batch import needing_gradient
+from gpu_workers.trainer.data import Path, pack
+from gpu_workers.trainer.replica import Replica, Sums
+from gyre.contracts.errors import TrainerFailed
+from gyre.settings.runfile import LossSection
+from tests.trainer.models import random_path
+
+CAPPED = LossSection()
+
+
+def execution(replica: Replica, mean_log_ratio: float, advantage: float, num_paths: int = 5) -> list[Path]:
+    """Paths whose recorded log-probabilities give exp(mean_log_ratio) as s_i, unevenly over the paths."""
+    made = [random_path(seed, advantage=advantage, length=10 + 3 * seed) for seed in range(num_paths)]
+    total = sum(len(path.targets) for path in made)
+    rng, paths = np.random.default_rng(0), list[Path]()
+    shifts = rng.uniform(-0.5, 0.5, total)
+    shifts += mean_log_ratio - shifts.mean()
+    for path in made:
+        logprobs = replica._forward(pack([path], torch.device("cpu"), torch.float64), 1.0).logprobs.detach()
+        shift, shifts = shifts[: len(path.targets)], shifts[len(path.targets) :]
+        behaviour = (logprobs.numpy() - shift).astype(np.float32)
+        paths.append(replace(path, behaviour=behaviour, num_execution_targets=total))
+    return paths
+
+
+def gradients(
+    replica: Replica, pieces: list[list[Path]], section: LossSection = CAPPED
+) -> dict[str, torch.Tensor]:
+    """Score where there is more than one piece, then accumulate: what BatchRunner does."""
+    replica.begin()
+    known: Sums = {}
+    if len(pieces) > 1:
+        for piece in pieces:
+            for name, (total, count) in replica.score(piece, 1.0).sums.items():
+                before = known.get(name, (0.0, 0))
+                known[name] = (before[0] + total, before[1] + count)
+    for piece in pieces:
+        replica.accumulate(needing_gradient(piece, known, section), known, section, 1.0)
+    return {name: tensor.clone() for name, tensor in (replica.gradients() or {}).items()}
+
+
+@pytest.mark.parametrize("advantage", [1.3, -0.7])
+@pytest.mark.parametrize("mean_log_ratio", [-0.02, -0.004, 0.004, 0.02])
+@pytest.mark.parametrize("form", ["capped", "truncated"])
+def test_one_two_and_five_pieces_give_one_gradient(
+    replica: Replica, mean_log_ratio: float, advantage: float, form: str
+) -> None:
+    section = LossSection(form=form)
+    paths = execution(replica, mean_log_ratio, advantage)
+    whole = gradients(replica, [paths], section)
+    clipped = (advantage > 0 and mean_log_ratio > 0.005) or (advantage < 0 and mean_log_ratio < -0.0051)
+    nothing = all(not tensor.any() for tensor in whole.values())
+    assert nothing == (clipped and form == "capped")
+    for pieces in ([paths[:2], paths[2:]], [[path] for path in paths]):
+        cut = gradients(replica, pieces, section)
+        assert max((cut[name] - whole[name]).abs().max() for name in whole) < 1e-9
+
+
+def test_a_piece_alone_is_refused_without_the_others_scores(replica: Replica) -> None:
+    paths = execution(replica, 0.0, 1.0)
+    with pytest.raises(TrainerFailed, match="of which 5 were scored"):
+        needing_gradient(paths[:1], {}, CAPPED)
+    scored = replica.score(paths[:2], 1.0).sums
+    with pytest.raises(TrainerFailed, match="were scored"):
+        needing_gradient(paths[:1], scored, CAPPED)
+
+
+def test_the_gradient_is_that_of_the_definition(replica: Replica) -> None:
+    """Against torch's own differentiation of sum_i 1/|T_i| sum_t -A w log pi, one path at a time."""
+    first = execution(replica, 0.001, 1.0, num_paths=2)
+    second = [replace(random_path(9, execution="f", advantage=-0.5, length=14), num_execution_targets=7)]
+    second[0].behaviour[:] = -4.0
+    section = LossSection(form="truncated")
+    found = gradients(replica, [first + second], section)
+    replica.begin()
+    for path in first + second:
+        packed = pack([path], torch.device("cpu"), torch.float64)
+        logprobs = replica._forward(packed, 1.0).logprobs
+        weights = (logprobs.detach() - packed.behaviour).exp().clamp(max=5.0)
+        (-(path.advantage * weights * logprobs).sum() / path.num_execution_targets).backward()
+    expected = replica.gradients() or {}
+    assert max((found[name] - expected[name]).abs().max() for name in expected) < 1e-12
