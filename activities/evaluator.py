@@ -19,14 +19,16 @@ from gyre.contracts.processes import WorkerBoot
 from gyre.durable.activities import EVALUATE_SNAPSHOT
 from gyre.durable.failures import translated
 from gyre.sandbox.evaluate import EvaluationFailure, EvaluationOutcome, evaluate
+from gyre.settings import Services
 from gyre.store import BlobStore
 
 
 class EvaluatorActivities:
     """Runs on any host that has the tasks and reaches S3."""
 
-    def __init__(self, database: Engine, store: BlobStore, boot: WorkerBoot) -> None:
-        self._database, self._store, self._boot = database, store, boot
+    def __init__(self, *, boot: WorkerBoot, services: Services, database: Engine) -> None:
+        self._database, self._boot = database, boot
+        self._store = BlobStore(services, database)
 
     @activity.defn(name=EVALUATE_SNAPSHOT.name)
     @translated
@@ -83,5 +85,6 @@ class EvaluatorActivities:
                     try_number=given.try_number,
                     failure=str(error),
                     output_tail=error.output_tail,
+                    final=given.final,
                 )
             raise EvaluatorFailed(str(error)) from error

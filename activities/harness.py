@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 from temporalio import activity
 
-from db import attempts, harnesses
+from db import attempts, executions, harnesses
 from db.harnesses import TaskOfExecution
 from db.session import transaction
 from gyre.contracts.errors import Fenced, ProvisionFailed
@@ -33,6 +33,7 @@ from gyre.sandbox.attempts import (
     poll,
     start_or_attach,
 )
+from gyre.settings import Services
 
 HEARTBEAT_S = 1.0
 LOOK_S = 0.05
@@ -40,9 +41,12 @@ LOOK_S = 0.05
 
 
 class HarnessActivities:
-    """Runs on the host whose ``state_dir`` holds the attempts: re-attaching needs their files."""
+    """Runs on the host whose ``state_dir`` holds the attempts: re-attaching needs their files.
 
-    def __init__(self, database: Engine, boot: WorkerBoot) -> None:
+    Takes what every class of activities takes; it needs no service but the database.
+    """
+
+    def __init__(self, *, boot: WorkerBoot, services: Services, database: Engine) -> None:
         self._database, self._boot = database, boot
 
     @activity.defn(name=PROVISION_WORKSPACE.name)
@@ -78,7 +82,12 @@ class HarnessActivities:
                 await asyncio.to_thread(kill, directory)
             raise
         assert status.end_reason is not None
-        return HarnessResult(end_reason=status.end_reason, exit_code=status.exit_code, seconds=status.seconds)
+        return HarnessResult(
+            end_reason=status.end_reason,
+            exit_code=status.exit_code,
+            seconds=status.seconds,
+            failure=status.failure,
+        )
 
     @activity.defn(name=SEAL_ATTEMPT.name)
     @translated
@@ -94,7 +103,7 @@ class HarnessActivities:
         # Holds the attempt's token, which is of no use to anybody any more.
         (directory / "spec.json").unlink(missing_ok=True)
         with transaction(self._database) as session:
-            recorded = harnesses.counts(session, attempt)
+            recorded = executions.call_totals(session, attempt)
         return SealResult(
             num_calls=recorded.num_calls,
             num_input_tokens=recorded.num_input_tokens,

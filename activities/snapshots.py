@@ -16,6 +16,7 @@ from gyre.durable.activities import TAKE_SNAPSHOT
 from gyre.durable.failures import translated
 from gyre.sandbox import snapshot, workspace
 from gyre.sandbox.attempts import attempt_directory, poll
+from gyre.settings import Services
 from gyre.store import BlobStore
 
 SLACK = 2
@@ -25,8 +26,9 @@ SLACK = 2
 class SnapshotActivities:
     """Runs on the host that has the attempt's workspace."""
 
-    def __init__(self, database: Engine, store: BlobStore, boot: WorkerBoot) -> None:
-        self._database, self._store, self._boot = database, store, boot
+    def __init__(self, *, boot: WorkerBoot, services: Services, database: Engine) -> None:
+        self._database, self._boot = database, boot
+        self._store = BlobStore(services, database)
 
     @activity.defn(name=TAKE_SNAPSHOT.name)
     @translated

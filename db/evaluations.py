@@ -5,7 +5,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from db.models import Evaluation, Reward
-from gyre.contracts.ids import EvaluationId, ExecutionId, RewardId, SnapshotId, reward_id
+from gyre.contracts.errors import Fenced
+from gyre.contracts.ids import EvaluationId, ExecutionId, SnapshotId, reward_id
 from gyre.contracts.lifecycle import EvaluationStatus
 
 
@@ -27,13 +28,13 @@ def succeed(
     session: Session, evaluation: EvaluationId, *, execution: ExecutionId, value: float, try_number: int,
     output_tail: str,
 ) -> Reward:  # fmt: skip
-    """Commit the reward of a try. The first one stands: a later try returns it unchanged."""
-    reward: RewardId = reward_id(evaluation)
-    values = {"id": reward, "execution_id": execution, "evaluation_id": evaluation, "value": value}
-    session.execute(insert(Reward).values(**values).on_conflict_do_nothing())
-    session.execute(
+    """Commit the reward of a try. The first one stands: a later try returns it unchanged.
+
+    Raises Fenced when the evaluation has already ended without a reward.
+    """
+    ended = session.execute(
         update(Evaluation)
-        .where(Evaluation.id == evaluation, Evaluation.status != EvaluationStatus.SUCCEEDED)
+        .where(Evaluation.id == evaluation, Evaluation.status == EvaluationStatus.PENDING)
         .values(
             status=EvaluationStatus.SUCCEEDED,
             num_tries=func.greatest(Evaluation.num_tries, try_number),
@@ -41,20 +42,31 @@ def succeed(
             output_tail=output_tail,
             ended_at=func.now(),
         )
+        .returning(Evaluation.id)
     )
-    return session.get_one(Reward, reward)
+    if ended.first() is not None:
+        values = {"id": reward_id(evaluation), "execution_id": execution, "evaluation_id": evaluation}
+        session.execute(insert(Reward).values(**values, value=value))
+    reward = reward_of(session, evaluation)
+    if reward is None:
+        raise Fenced(f"{evaluation} has ended without a reward: a late one does not count")
+    return reward
 
 
 def note_failure(
-    session: Session, evaluation: EvaluationId, *, try_number: int, failure: str, output_tail: str | None
-) -> None:
-    """Record why a try gave no reward. The evaluation stays pending: whether to try again is not ours."""
+    session: Session, evaluation: EvaluationId, *, try_number: int, failure: str, output_tail: str | None,
+    final: bool,
+) -> None:  # fmt: skip
+    """Record why a try gave no reward. It stays pending unless this was the budget's last try."""
+    values = {
+        "num_tries": func.greatest(Evaluation.num_tries, try_number),
+        "failure": failure,
+        "output_tail": output_tail,
+    }
+    if final:
+        values |= {"status": EvaluationStatus.FAILED, "ended_at": func.now()}
     session.execute(
         update(Evaluation)
-        .where(Evaluation.id == evaluation, Evaluation.status != EvaluationStatus.SUCCEEDED)
-        .values(
-            num_tries=func.greatest(Evaluation.num_tries, try_number),
-            failure=failure,
-            output_tail=output_tail,
-        )
+        .where(Evaluation.id == evaluation, Evaluation.status == EvaluationStatus.PENDING)
+        .values(**values)
     )

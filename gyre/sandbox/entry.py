@@ -1,9 +1,9 @@
 """The first program inside a sandbox: opens the gateway's port, gives up its rights, becomes the harness.
 
 Runs as ``python -I -S -E entry.py UID CONTROL_FD PORT PROCESSES FILE_BYTES ADDRESS_BYTES CWD PROGRAM...``
-where -1 (0 for sizes) means "leave it". The listening socket lives in the sandbox's network namespace
-and is handed out over CONTROL_FD, so that the forwarding is done outside, where the harness cannot
-reach it and where a gateway that restarts is found again by its path.
+where -1 (0 for sizes and the port) means "leave it". It says over CONTROL_FD that the sandbox stands, and
+hands out the listening socket, which lives in the sandbox's network namespace: so the forwarding is done
+outside, where the harness cannot reach it and where a gateway that restarts is found again by its path.
 """
 
 import os
@@ -17,7 +17,7 @@ def main() -> None:
     uid, control, port, processes, file_bytes, address_bytes = (int(text) for text in sys.argv[1:7])
     cwd, program = sys.argv[7], sys.argv[8:]
     if control >= 0:
-        _hand_out_listener(control, port)
+        _report(control, port)
     if uid >= 0:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -38,14 +38,18 @@ def _limit(kind: int, value: int) -> None:
     setrlimit(kind, (value, value))
 
 
-def _hand_out_listener(control: int, port: int) -> None:
+def _report(control: int, port: int) -> None:
+    if not port:
+        os.write(control, b"ready")
+        os.close(control)
+        return
     import socket
 
     with socket.socket(fileno=control) as channel, socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen(128)
-        socket.send_fds(channel, [b"listening"], [listener.fileno()])
+        socket.send_fds(channel, [b"ready"], [listener.fileno()])
 
 
 if __name__ == "__main__":

@@ -126,6 +126,9 @@ def _run(spec: HarnessSpec, folder: Path, tail: Tail, deadline: float) -> int:
         stack.callback(os.close, read)
         try:
             sandbox = launch.start(document, str(folder), write)
+        except SandboxFailed:
+            watch.drain(read, tail.write)
+            raise
         finally:
             os.close(write)
         try:
@@ -153,10 +156,12 @@ def read_reward(path: Path, exit_code: int = 0) -> float:
         raise EvaluatorFailed(
             f"the evaluator left no reward ({error.strerror}); it exited with {exit_code}"
         ) from None
-    with open(fd, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise EvaluatorFailed("the evaluator's reward.txt is not a file")
-        text = file.read(REWARD_BYTES).decode(errors="replace").strip()
+        text = os.read(fd, REWARD_BYTES).decode(errors="replace").strip()
+    finally:
+        os.close(fd)
     try:
         reward = float(text)
     except ValueError:

@@ -138,7 +138,7 @@ def _parents(path: str, made: set[str]) -> list[str]:
 
 
 def entry_argv(
-    *, uid: int, cwd: str, control: int = -1, port: int = PORT, processes: int = 0, file_bytes: int = 0,
+    *, uid: int, cwd: str, control: int = -1, port: int = 0, processes: int = 0, file_bytes: int = 0,
     address_bytes: int = 0, entry: str = ENTRY,
 ) -> list[str]:  # fmt: skip
     """The command line of ``entry.py``; the program follows it."""

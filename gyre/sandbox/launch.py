@@ -103,23 +103,21 @@ def _start_bwrap(
         # By descriptor: a command line is readable inside, and would tell paths of this machine.
         options_fd = _memory(b"\0".join(map(os.fsencode, options)))
         stack.callback(os.close, options_fd)
-        control = theirs.fileno() if spec["gateway_socket"] else -1
+        control, port = theirs.fileno(), isolation.PORT if spec["gateway_socket"] else 0
         argv = ["bwrap", "--args", str(options_fd), "--info-fd", str(info_write), "--"]
-        argv += isolation.entry_argv(uid=uid, cwd=spec["cwd"], control=control, **spec["limits"])
+        argv += isolation.entry_argv(uid=uid, cwd=spec["cwd"], control=control, port=port, **spec["limits"])
         argv += isolation.inner_argv(spec["isolation"], spec["cwd"]) + spec["argv"]
-        inherited = [options_fd, info_write, *([control] if control >= 0 else [])]
         try:
-            pid = _spawn(argv, spec["env"], output, inherited)
+            pid = _spawn(argv, spec["env"], output, [options_fd, info_write, control])
         finally:
             os.close(info_write)
         theirs.close()
         init = _read_init(info_read)
         if init is None:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            raise SandboxFailed(f"bubblewrap ended with {code} before the sandbox was made")
+            raise SandboxFailed(f"bubblewrap ended with {code} before the sandbox stood")
         sandbox = Sandbox(spec["isolation"], pid, init, "", claim)
-        if control >= 0:
-            sandbox.gateway = _receive_listener(ours, sandbox)
+        _await_entry(ours, sandbox)
         return sandbox
 
 
@@ -192,17 +190,22 @@ def _read_init(fd: int) -> int | None:
     return json.loads(text)["child-pid"]
 
 
-def _receive_listener(channel: socket.socket, sandbox: Sandbox) -> socket.socket:
+def _await_entry(channel: socket.socket, sandbox: Sandbox) -> None:
+    """Wait until ``entry.py`` runs inside, and take the gateway's listening socket from it."""
     channel.settimeout(START_S)
     try:
-        _, fds, _, _ = socket.recv_fds(channel, 16, 1)
+        message, fds, _, _ = socket.recv_fds(channel, 16, 1)
     except OSError:
-        fds = []
-    if not fds:
+        message, fds = b"", []
+    if not message:
+        # What bubblewrap has to say comes with its own end.
+        _ended(sandbox.pidfd, START_S)
+        sandbox.reap()
         sandbox.end()
+        code = sandbox.exit_code
         sandbox.close()
-        raise SandboxFailed("the sandbox ended before it opened the gateway's port")
-    return socket.socket(fileno=fds[0])
+        raise SandboxFailed(f"bubblewrap ended with {code} before the sandbox stood")
+    sandbox.gateway = socket.socket(fileno=fds[0]) if fds else None
 
 
 def _pidfd(pid: int) -> int | None:

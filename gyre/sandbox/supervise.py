@@ -85,23 +85,23 @@ def _supervise(directory: str, spec: dict[str, Any], status: dict[str, Any]) -> 
     status |= {"supervisor_pid": os.getpid(), "supervisor_ticks": start_ticks(os.getpid())}
     write_status(directory, status)
     read, write = os.pipe()
+    log = OutputLog(directory)
     try:
         sandbox = launch.start(spec, directory, write)
+    except SandboxFailed:
+        watch.drain(read, log.write)
+        raise
     finally:
         os.close(write)
-    status |= {
-        "state": "running",
-        "mark": sandbox.mark,
-        "sandbox_pid": sandbox.init,
-        "sandbox_ticks": start_ticks(sandbox.init),
-    }
+    status |= {"state": "running", "mark": sandbox.mark}
+    status |= {"sandbox_pid": sandbox.init, "sandbox_ticks": start_ticks(sandbox.init)}
     write_status(directory, status)
-    log = OutputLog(directory)
     try:
         deadline = began + spec["time_limit_s"]
         reason, failure = watch.follow(sandbox, spec, read, log.write, deadline=deadline, stop=stop)
     finally:
         sandbox.end()
+        watch.drain(read, log.write)
         log.close()
     code = sandbox.exit_code if reason == watch.EXITED and failure is None else None
     sandbox.close()

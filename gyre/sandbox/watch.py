@@ -94,6 +94,7 @@ def _read_output(fd: int, on_output: Callable[[bytes], None], poll: "select.poll
 
 def drain(fd: int, on_output: Callable[[bytes], None]) -> None:
     """Read what is left without waiting for more."""
+    os.set_blocking(fd, False)
     with contextlib.suppress(BlockingIOError):
         while data := os.read(fd, READ_BYTES):
             on_output(data)

@@ -1,0 +1,263 @@
+"""The supervisor outlives who started it, is attached to, enforces its limit and leaves nothing behind."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gyre.contracts.errors import SandboxFailed
+from gyre.contracts.lifecycle import EndReason
+from gyre.sandbox import isolation
+from gyre.sandbox.attempts import HarnessSpec, kill, poll, slug, start_or_attach
+from gyre.sandbox.procfs import signal_process, start_ticks
+from gyre.sandbox.supervise import LOG_BYTES
+from tests.sandbox.conftest import Attempts, needs_bwrap, wait_exited, wait_until
+
+WORK = "echo x >> starts; while [ ! -e go ]; do sleep 0.05; done; echo end"
+
+
+def recorded(spec: HarnessSpec) -> dict:
+    return json.loads((spec.directory / "status.json").read_text())
+
+
+def wait_running(spec: HarnessSpec) -> None:
+    wait_until(lambda: poll(spec.directory).state == "running")
+
+
+def wait_started(spec: HarnessSpec) -> None:
+    wait_until(lambda: (spec.directory / "workspace" / "starts").exists())
+
+
+def test_an_absent_attempt_can_be_looked_at_and_ended(tmp_path: Path) -> None:
+    assert poll(tmp_path).state == "absent"
+    assert kill(tmp_path / "never").state == "absent"
+
+
+def test_exit_code_and_output_are_kept(attempts: Attempts) -> None:
+    status, output = attempts.run("echo out; echo err >&2; exit 7")
+    assert (status.end_reason, status.exit_code, status.failure) == (EndReason.EXITED, 7, None)
+    assert output == "out\nerr\n"
+
+
+def test_starting_again_attaches(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", WORK)
+    start_or_attach(spec)
+    wait_started(spec)
+    assert start_or_attach(spec).state == "running"
+    (spec.directory / "workspace" / "go").touch()
+    assert wait_exited(spec.directory).exit_code == 0
+    assert start_or_attach(spec).state == "exited"
+    assert (spec.directory / "workspace" / "starts").read_text() == "x\n"
+
+
+def test_of_many_starters_at_once_one_starts(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", WORK)
+    context = multiprocessing.get_context("spawn")
+    starters = [context.Process(target=start_or_attach, args=(spec,)) for _ in range(4)]
+    for starter in starters:
+        starter.start()
+    for starter in starters:
+        starter.join(30)
+    assert all(starter.exitcode == 0 for starter in starters)
+    (spec.directory / "workspace" / "go").touch()
+    wait_exited(spec.directory)
+    assert (spec.directory / "workspace" / "starts").read_text() == "x\n"
+
+
+def test_c14_a_harness_survives_its_worker_and_is_adopted(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", WORK)
+    worker = _worker_that_starts(spec)
+    wait_started(spec)
+    os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    assert start_or_attach(spec).state == "running"
+    (spec.directory / "workspace" / "go").touch()
+    assert wait_exited(spec.directory).exit_code == 0
+
+
+def test_c15_an_end_that_nobody_saw_is_read_before_anything_is_called_lost(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", "echo work > done; exit 3")
+    worker = _worker_that_starts(spec)
+    wait_until(lambda: (spec.directory / "status.json").exists())
+    worker.kill()
+    worker.wait()
+    wait_exited(spec.directory)
+    status = start_or_attach(spec)
+    assert (status.end_reason, status.exit_code) == (EndReason.EXITED, 3)
+
+
+def test_d7_g4_the_time_limit_ends_an_endless_harness_while_no_worker_lives(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", "trap '' TERM; echo x > starts; while :; do :; done", limit_s=1)
+    worker = _worker_that_starts(spec)
+    wait_started(spec)
+    worker.kill()
+    worker.wait()
+    status = wait_exited(spec.directory)
+    assert (status.end_reason, status.exit_code) == (EndReason.TIME_LIMIT, None)
+    assert status.seconds >= 1
+    # What it had done is there to be scored (F8).
+    assert (spec.directory / "workspace" / "starts").exists()
+
+
+@needs_bwrap
+def test_no_process_survives_the_harness(attempts: Attempts) -> None:
+    spec = attempts.spec(
+        "/bin/sh", "-c", "(setsid sleep 977 &) ; (trap '' HUP TERM; sleep 977) & sleep 0.2; exit 0"
+    )
+    start_or_attach(spec)
+    wait_exited(spec.directory)
+    assert not _running("sleep\0977\0")
+    assert start_ticks(recorded(spec)["sandbox_pid"]) != recorded(spec)["sandbox_ticks"]
+
+
+def test_g3_kill_returns_when_all_processes_are_gone_and_may_be_repeated(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", "trap '' TERM; echo x > starts; (setsid sleep 978 &); sleep 978")
+    start_or_attach(spec)
+    wait_started(spec)
+    wait_until(lambda: _running("sleep\0978\0"))
+    status = kill(spec.directory)
+    assert not _running("sleep\0978\0")
+    assert (status.state, status.end_reason) == ("exited", EndReason.CANCELLED)
+    assert kill(spec.directory) == status
+
+
+def test_kill_as_soon_as_it_starts(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", "sleep 979")
+    start_or_attach(spec)
+    assert kill(spec.directory).state == "exited"
+    assert not _running("sleep\0979\0")
+
+
+@needs_bwrap
+def test_g7_a_killed_supervisor_takes_its_sandbox_along_and_nothing_starts_again(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", "echo x >> starts; sleep 980")
+    start_or_attach(spec)
+    wait_started(spec)
+    os.kill(recorded(spec)["supervisor_pid"], signal.SIGKILL)
+    status = wait_exited(spec.directory)
+    assert status.end_reason == EndReason.SANDBOX_LOST
+    assert "supervisor died" in str(status.failure)
+    kill(spec.directory)
+    assert not _running("sleep\0980\0")
+    assert start_or_attach(spec).end_reason == EndReason.SANDBOX_LOST
+    assert (spec.directory / "workspace" / "starts").read_text() == "x\n"
+
+
+def test_kill_ends_the_orphans_of_a_killed_supervisor_without_a_namespace(attempts: Attempts) -> None:
+    spec = attempts.spec(
+        "/bin/sh", "-c", "echo x > starts; (setsid sleep 981 &); sleep 981", kind=isolation.PLAIN
+    )
+    start_or_attach(spec)
+    wait_until(lambda: _running("sleep\0981\0"))
+    wait_running(spec)
+    os.kill(recorded(spec)["supervisor_pid"], signal.SIGKILL)
+    wait_exited(spec.directory)
+    kill(spec.directory)
+    wait_until(lambda: not _running("sleep\0981\0"))
+
+
+def test_a_plain_process_runs_is_limited_and_ended(attempts: Attempts) -> None:
+    spec = attempts.spec(
+        "/bin/sh", "-c", "pwd; (setsid sleep 982 &); sleep 982", kind=isolation.PLAIN, limit_s=1
+    )
+    start_or_attach(spec)
+    assert wait_exited(spec.directory).end_reason == EndReason.TIME_LIMIT
+    assert (spec.directory / "output.log").read_text().strip() == str(spec.directory / "workspace")
+    wait_until(lambda: not _running("sleep\0982\0"))
+
+
+def test_an_attempt_of_an_earlier_boot_is_lost_and_its_process_ids_are_not_touched(
+    attempts: Attempts,
+) -> None:
+    spec = attempts.spec("/bin/true")
+    bystander = subprocess.Popen(["sleep", "60"])
+    status = {
+        "state": "running", "boot_id": "another", "started_at": 0.0,
+        "supervisor_pid": bystander.pid, "supervisor_ticks": start_ticks(bystander.pid),
+        "sandbox_pid": bystander.pid, "sandbox_ticks": start_ticks(bystander.pid), "mark": "",
+    }  # fmt: skip
+    (spec.directory / "status.json").write_text(json.dumps(status))
+    assert "restarted" in str(kill(spec.directory).failure)
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_process_id_that_means_another_process_is_not_signalled() -> None:
+    bystander = subprocess.Popen(["sleep", "60"])
+    ticks = start_ticks(bystander.pid)
+    assert ticks is not None
+    assert not signal_process(bystander.pid, ticks + 1, signal.SIGKILL)
+    assert bystander.poll() is None
+    assert signal_process(bystander.pid, ticks, signal.SIGKILL)
+    bystander.wait()
+    assert start_ticks(bystander.pid) is None
+
+
+def test_output_is_bounded_and_keeps_its_end(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x; echo; echo the end")
+    start_or_attach(spec)
+    assert wait_exited(spec.directory).exit_code == 0
+    logs = [spec.directory / "output.log", spec.directory / "output.log.1"]
+    assert sum(log.stat().st_size for log in logs) <= 2 * LOG_BYTES
+    assert logs[0].read_text().endswith("the end\n")
+
+
+@needs_bwrap
+def test_a_sandbox_that_cannot_be_made_says_why(attempts: Attempts) -> None:
+    spec = attempts.spec("/bin/true")
+    spec.read_only.append(["/no/such/folder", "/harness/x"])
+    start_or_attach(spec)
+    status = wait_exited(spec.directory)
+    assert status.end_reason == EndReason.SANDBOX_LOST
+    assert "bubblewrap" in str(status.failure)
+    assert "/no/such/folder" in (spec.directory / "output.log").read_text()
+
+
+def test_a_program_that_does_not_exist_ends_with_a_code(attempts: Attempts) -> None:
+    spec = attempts.spec("/no/such/program")
+    start_or_attach(spec)
+    assert wait_exited(spec.directory).exit_code not in (0, None)
+
+
+def test_a_supervisor_that_cannot_start_is_an_error(
+    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(SandboxFailed, match="supervisor"):
+        start_or_attach(attempts.spec("/bin/true"))
+
+
+def test_ids_become_directory_names() -> None:
+    assert slug("run/demo/group/3/rollout/1/attempt/2") == "demo-group-3-rollout-1-attempt-2"
+
+
+def _worker_that_starts(spec: HarnessSpec) -> subprocess.Popen[bytes]:
+    """Another process that starts the harness and then hangs, in a group of its own."""
+    code = (
+        "import pickle, sys, time; from gyre.sandbox.attempts import start_or_attach;"
+        "start_or_attach(pickle.load(open(sys.argv[1], 'rb'))); time.sleep(600)"
+    )
+
+    given = spec.directory / "given.pickle"
+    given.write_bytes(pickle.dumps(spec))
+    root = Path(isolation.__file__).parents[2]
+    return subprocess.Popen([sys.executable, "-c", code, given], cwd=root, start_new_session=True)
+
+
+def _running(command_line: str) -> bool:
+    """Whether some living process has this command line."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and start_ticks(int(name)) is not None:
+            try:
+                if Path(f"/proc/{name}/cmdline").read_text() == command_line:
+                    return True
+            except OSError:
+                continue
+    return False
