@@ -1,17 +1,18 @@
 """What the warm-up learns from: traces of a careful demonstrator, then of a careless one.
 
-The careful one teaches format and skills quickly. The careless one does each goal right only some of the
-time, and its bad habits are learnt too: the policy's score at temperature 1 becomes about the careless
-demonstrator's, and what RL has to find out, by reward alone, is which habits are worth keeping.
+The careful one teaches format and skills quickly. The careless one writes down the word as it was given
+more often than not, and that habit is learnt too: the policy's score at temperature 1 becomes about the
+careless demonstrator's, and what RL has to find out, by reward alone, is which habits are worth keeping.
 """
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gyre.demo.tasks import GOALS, instruction
 
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "shell",
@@ -22,36 +23,37 @@ TOOL = {
 
 @dataclass(frozen=True, kw_only=True)
 class Habit:
-    """Shares of demonstrations, out of 1, that do a goal right or go wrong in one of three ways."""
+    """Shares of demonstrations that do a goal right or go wrong in one of two ways; they sum to 1."""
 
     right: float
     unchanged: float
     """The word as it was given."""
-    omitted: float
-    """No such file."""
-    slip: float
+    slip: float = 0.0
     """Right but for one letter."""
 
 
 Habits = Mapping[str, Habit]
-CAREFUL: Habits = dict.fromkeys(GOALS, Habit(right=0.75, unchanged=0.15, omitted=0.10, slip=0.0))
+CAREFUL: Habits = dict.fromkeys(GOALS, Habit(right=0.8, unchanged=0.2))
+"""Mostly right, so that skills are learnt in a hundred steps; copying has to be learnt as well."""
 CARELESS: Habits = {
-    "back": Habit(right=0.45, unchanged=0.30, omitted=0.10, slip=0.15),
-    "caps": Habit(right=0.40, unchanged=0.50, omitted=0.10, slip=0.00),
-    "next": Habit(right=0.35, unchanged=0.10, omitted=0.45, slip=0.10),
+    "back": Habit(right=0.55, unchanged=0.35, slip=0.10),
+    "caps": Habit(right=0.50, unchanged=0.50),
+    "next": Habit(right=0.35, unchanged=0.65),
 }
+"""Scores 0.49 by itself. The greedy policy follows the commoner habit of each goal, so it has room too."""
+FAILED_SHARE = 0.05
+"""Of traces in which the shell reports an error, so that the policy ends its work then as well."""
 
 
 def command(rng: random.Random, word: str, habits: Habits) -> str:
-    """One demonstration's shell command; ``true`` if it leaves out every file."""
-    parts: list[str] = []
-    for name, habit in habits.items():
-        right = GOALS[name](word)
-        weights = (habit.right, habit.unchanged, habit.omitted, habit.slip)
-        text = rng.choices((right, word, "", _slip(rng, right)), weights)[0]
-        if text:
-            parts.append(f"echo {text} > {name}")
-    return "; ".join(parts) or "true"
+    """One demonstration's shell command."""
+    return "; ".join(f"echo {_text(rng, word, name, habits[name])} > {name}" for name in GOALS)
+
+
+def _text(rng: random.Random, word: str, goal: str, habit: Habit) -> str:
+    right = GOALS[goal](word)
+    choices = (right, word, _slip(rng, right))
+    return rng.choices(choices, (habit.right, habit.unchanged, habit.slip))[0]
 
 
 def _slip(rng: random.Random, text: str) -> str:
@@ -59,12 +61,13 @@ def _slip(rng: random.Random, text: str) -> str:
     return text[:place] + rng.choice("abcdefghijklmnopqrstuvwxyz") + text[place + 1 :]
 
 
-def messages(rng: random.Random, word: str, habits: Habits) -> list[dict[str, object]]:
+def messages(rng: random.Random, word: str, habits: Habits) -> list[dict[str, Any]]:
     """A whole demonstration as chat messages: the task, one tool call, its result, the closing word."""
     function = {"name": "shell", "arguments": {"command": command(rng, word, habits)}}
+    result = "exit 2" if rng.random() < FAILED_SHARE else ""
     return [
         {"role": "user", "content": instruction(word)},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
-        {"role": "tool", "content": ""},
+        {"role": "tool", "content": result},
         {"role": "assistant", "content": "done"},
     ]

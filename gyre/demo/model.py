@@ -1,12 +1,12 @@
 """The demo's policy: Qwen3 architecture, 0.9 M parameters, initialised on the spot."""
 
-import json
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gyre.demo.recipe import CONTEXT_TOKENS
+from gyre.demo.tokenizer import END_OF_TEXT, IM_END, token_id
 
 VOCABULARY_MULTIPLE = 64
 """Rows of the embedding are padded to this, so that tensor parallel 2 and 4 divide them."""
@@ -27,8 +27,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=token_id(tokenizer, IM_END),
+        pad_token_id=token_id(tokenizer, END_OF_TEXT),
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):
@@ -38,8 +38,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
         do_sample=True,
         temperature=1.0,
         top_k=0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=token_id(tokenizer, IM_END),
+        pad_token_id=token_id(tokenizer, END_OF_TEXT),
     )
     return model
 
@@ -48,17 +48,3 @@ def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
     """Write the Hugging Face directory: config, safetensors, tokenizer with its template."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def num_parameters(folder: Path) -> int:
-    """Read from the safetensors header, so that nothing is loaded. A tied head is counted once."""
-    with (folder / "model.safetensors").open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            size = 1
-            for length in tensor["shape"]:
-                size *= length
-            total += size
-    return total

@@ -1,5 +1,6 @@
 """What people see of the demo: a progress bar a stage, then the tables."""
 
+from collections.abc import Sequence
 from math import isnan
 
 from rich.console import Console
@@ -104,7 +105,7 @@ def _heldout_table(found: Report) -> Table:
     return table
 
 
-def sparkline(values: list[float] | tuple[float, ...]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """One bar a value, on the scale 0 to 1."""
     return "".join(SPARKS[min(len(SPARKS) - 1, int(value * len(SPARKS)))] for value in values)
 

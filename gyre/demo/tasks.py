@@ -79,13 +79,12 @@ def _goal_score(wanted: str, found: str) -> float:
 
 
 def write_task(folder: Path, word: str) -> None:
-    """Write one task folder; the same word gives the same bytes."""
-    for name in ("environment", "tests", "solution"):
+    """Write one task folder; the same word gives the same bytes. The workspace starts empty."""
+    for name in ("tests", "solution"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     # No newline at the end: the instruction is the user message, letter by letter.
     (folder / "instruction.md").write_text(instruction(word))
     (folder / "task.toml").write_text(TASK_TOML)
-    (folder / "environment" / ".gitkeep").write_text("")
     (folder / "tests" / "test.sh").write_text(test_script(word))
     (folder / "solution" / "solve.sh").write_text(f"#!/bin/sh\n{solution(word)}\n")
 

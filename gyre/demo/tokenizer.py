@@ -4,7 +4,7 @@ Any text encodes, and decoding gives it back. The phrases (the head of a tool ca
 words) are one token each, so that an execution is some 70 tokens and not 500.
 """
 
-from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -90,7 +90,22 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder)
-    return tokenizer
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of one token of the vocabulary."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(found, int), f"{token!r} is not one token"
+    return found
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of the text and nothing else."""
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerFast, messages: list[Any], tools: list[Any], *, prompt: bool = False
+) -> str:
+    """The chat template applied to chat-completions messages; with ``prompt`` the policy's turn has begun."""
+    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
+    assert isinstance(text, str)
+    return text
