@@ -60,7 +60,6 @@ class HarnessSpec:
         """What ``spec.json`` holds and ``launch.start`` takes."""
         limits = self.limits
         return {
-            "name": self.directory.name,
             "argv": self.argv,
             "env": self.env,
             "cwd": self.cwd,

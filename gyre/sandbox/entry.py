@@ -4,6 +4,7 @@ Runs as ``python -I -S -E entry.py UID CONTROL_FD PORT PROCESSES FILE_BYTES ADDR
 where -1 (0 for sizes and the port) means "leave it". It says over CONTROL_FD that the sandbox stands, and
 hands out the listening socket, which lives in the sandbox's network namespace: so the forwarding is done
 outside, where the harness cannot reach it and where a gateway that restarts is found again by its path.
+It then waits for a byte: no harness runs before its process ids are on record.
 """
 
 import os
@@ -22,8 +23,6 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    elif os.getsid(0) != os.getpid() and os.environ.get("GYRE_PLAIN"):
-        os.setsid()
     os.chdir(cwd)
     # After the change of user: a limit on processes counts those of the real user.
     _limit(RLIMIT_CORE, 0)
@@ -39,13 +38,20 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _report(control: int, port: int) -> None:
-    if not port:
+    if port:
+        _hand_out_listener(control, port)
+    else:
         os.write(control, b"ready")
-        os.close(control)
-        return
+    go = os.read(control, 1)
+    os.close(control)
+    if not go:
+        raise SystemExit("its supervisor is gone")
+
+
+def _hand_out_listener(control: int, port: int) -> None:
     import socket
 
-    with socket.socket(fileno=control) as channel, socket.socket() as listener:
+    with socket.socket(fileno=os.dup(control)) as channel, socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen(128)

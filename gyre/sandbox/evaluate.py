@@ -131,6 +131,7 @@ def _run(spec: HarnessSpec, folder: Path, tail: Tail, deadline: float) -> int:
             raise
         finally:
             os.close(write)
+        sandbox.release()
         try:
             reason, failure = watch.follow(sandbox, document, read, tail.write, deadline=deadline)
         finally:

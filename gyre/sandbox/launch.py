@@ -19,11 +19,14 @@ MARK = "GYRE_SANDBOX"
 class Sandbox:
     """A started sandbox: ``bwrap`` is its monitor here, ``init`` the first process of its namespace.
 
-    ``gateway`` is the listening socket of 127.0.0.1:PORT inside, or None.
+    ``gateway`` is the listening socket of 127.0.0.1:PORT inside, or None. The program starts at
+    ``release``; until then its starter can record what has to be ended.
     """
 
-    def __init__(self, kind: str, pid: int, init: int, mark: str, claim: socket.socket | None) -> None:
-        self.kind, self.pid, self.init, self.mark = kind, pid, init, mark
+    def __init__(
+        self, kind: str, pid: int, init: int, mark: str, claim: socket.socket | None, channel: socket.socket
+    ) -> None:
+        self.kind, self.pid, self.init, self.mark, self._channel = kind, pid, init, mark, channel
         self.gateway: socket.socket | None = None
         self.exit_code: int | None = None
         self.pidfd = os.pidfd_open(pid)
@@ -31,6 +34,11 @@ class Sandbox:
         self.initfd = _pidfd(init)
         self._claim = claim
         self._reaped = False
+
+    def release(self) -> None:
+        """Let the program start. If the sandbox has ended meanwhile, ``reap`` tells."""
+        with contextlib.suppress(ConnectionError):
+            self._channel.send(b"g")
 
     def reap(self) -> bool:
         """Collect the exit code if the program has ended. 128 + n for signal n."""
@@ -64,7 +72,7 @@ class Sandbox:
         for pidfd in (self.initfd, self.pidfd):
             if pidfd is not None:
                 os.close(pidfd)
-        for held in (self.gateway, self._claim):
+        for held in (self.gateway, self._claim, self._channel):
             if held is not None:
                 held.close()
         self.initfd = self.gateway = self._claim = None
@@ -75,35 +83,38 @@ def start(spec: dict[str, Any], directory: str, output: int) -> Sandbox:
 
     Raises SandboxFailed when isolation could not be set up; nothing is left running then.
     """
-    if spec["isolation"] == isolation.PLAIN:
-        return _start_plain(spec, output)
-    uid, claim = isolation.claim_uid() if os.geteuid() == 0 else (-1, None)
+    uid, claim = -1, None
+    if spec["isolation"] != isolation.PLAIN and os.geteuid() == 0:
+        uid, claim = isolation.claim_uid()
+    ours, theirs = socket.socketpair()
     try:
-        if uid >= 0:
-            for folder in spec["owned"]:
-                give(folder, uid)
-        return _start_bwrap(spec, directory, output, uid, claim)
+        for folder in spec["owned"] if uid >= 0 else ():
+            give(folder, uid)
+        start_kind = _start_plain if spec["isolation"] == isolation.PLAIN else _start_bwrap
+        pid, init, mark = start_kind(spec, directory, output, uid, theirs.fileno())
+        theirs.close()
+        sandbox = Sandbox(spec["isolation"], pid, init, mark, claim, ours)
     except BaseException:
-        if claim is not None:
-            claim.close()
+        for held in (claim, ours, theirs):
+            if held is not None:
+                held.close()
         raise
+    _await_entry(ours, sandbox)
+    return sandbox
 
 
 def _start_bwrap(
-    spec: dict[str, Any], directory: str, output: int, uid: int, claim: socket.socket | None
-) -> Sandbox:
+    spec: dict[str, Any], directory: str, output: int, uid: int, control: int
+) -> tuple[int, int, str]:
     read_only = spec["read_only"] + _identity(os.path.join(directory, "etc"), uid if uid >= 0 else 1000)
     options = isolation.bwrap_options(uid=uid, read_only=read_only, writable=spec["writable"], cwd="/")
+    port = isolation.PORT if spec["gateway_socket"] else 0
     with contextlib.ExitStack() as stack:
-        ours, theirs = socket.socketpair()
-        stack.enter_context(theirs)
-        stack.callback(ours.close)
         info_read, info_write = os.pipe()
         stack.callback(os.close, info_read)
         # By descriptor: a command line is readable inside, and would tell paths of this machine.
         options_fd = _memory(b"\0".join(map(os.fsencode, options)))
         stack.callback(os.close, options_fd)
-        control, port = theirs.fileno(), isolation.PORT if spec["gateway_socket"] else 0
         argv = ["bwrap", "--args", str(options_fd), "--info-fd", str(info_write), "--"]
         argv += isolation.entry_argv(uid=uid, cwd=spec["cwd"], control=control, port=port, **spec["limits"])
         argv += isolation.inner_argv(spec["isolation"], spec["cwd"]) + spec["argv"]
@@ -111,23 +122,22 @@ def _start_bwrap(
             pid = _spawn(argv, spec["env"], output, [options_fd, info_write, control])
         finally:
             os.close(info_write)
-        theirs.close()
         init = _read_init(info_read)
         if init is None:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            raise SandboxFailed(f"bubblewrap ended with {code} before the sandbox stood")
-        sandbox = Sandbox(spec["isolation"], pid, init, "", claim)
-        _await_entry(ours, sandbox)
-        return sandbox
+            raise SandboxFailed(f"bubblewrap ended with {code} before the sandbox was made")
+        return pid, init, ""
 
 
-def _start_plain(spec: dict[str, Any], output: int) -> Sandbox:
+def _start_plain(
+    spec: dict[str, Any], directory: str, output: int, uid: int, control: int
+) -> tuple[int, int, str]:
     entry = os.path.join(os.path.dirname(__file__), "entry.py")
-    argv = isolation.entry_argv(uid=-1, cwd=spec["cwd"], entry=entry, **(spec["limits"] | {"processes": 0}))
-    mark = f"{os.getpid()}-{spec['name']}"
-    env = spec["env"] | {MARK: mark}
-    pid = _spawn(argv + spec["argv"], env, output, [], own_session=True)
-    return Sandbox(isolation.PLAIN, pid, pid, mark, None)
+    limits = spec["limits"] | {"processes": 0}
+    argv = isolation.entry_argv(uid=uid, cwd=spec["cwd"], control=control, entry=entry, **limits)
+    mark = f"{os.getpid()}-{os.path.basename(directory)}"
+    pid = _spawn(argv + spec["argv"], spec["env"] | {MARK: mark}, output, [control], own_session=True)
+    return pid, pid, mark
 
 
 def _spawn(
@@ -204,7 +214,7 @@ def _await_entry(channel: socket.socket, sandbox: Sandbox) -> None:
         sandbox.end()
         code = sandbox.exit_code
         sandbox.close()
-        raise SandboxFailed(f"bubblewrap ended with {code} before the sandbox stood")
+        raise SandboxFailed(f"the sandbox ended with {code} before its program could start")
     sandbox.gateway = socket.socket(fileno=fds[0]) if fds else None
 
 

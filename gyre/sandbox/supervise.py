@@ -96,6 +96,7 @@ def _supervise(directory: str, spec: dict[str, Any], status: dict[str, Any]) -> 
     status |= {"state": "running", "mark": sandbox.mark}
     status |= {"sandbox_pid": sandbox.init, "sandbox_ticks": start_ticks(sandbox.init)}
     write_status(directory, status)
+    sandbox.release()
     try:
         deadline = began + spec["time_limit_s"]
         reason, failure = watch.follow(sandbox, spec, read, log.write, deadline=deadline, stop=stop)
