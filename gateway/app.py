@@ -28,6 +28,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 def create_app(service: Service, model: Path, ping_s: float) -> FastAPI:
     """The application of one run; ``model`` only gives the name that is listed."""
     app = FastAPI(openapi_url=None)
+    app.state.service = service
 
     def routes(path: str, endpoint: Handler, methods: list[str]) -> None:
         for prefix in ("", "/t/{token}"):

@@ -7,7 +7,7 @@ from gyre.trajectory.canonical import CanonicalRequest
 SUBAGENT_HEADERS = ("x-claude-code-agent-id", "x-openai-subagent", "x-parent-session-id")
 SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity")
 """Their harnesses give every working call tools; a call without any is a title or a probe."""
-SUMMARY_REQUEST = "create a detailed summary of the conversation"
+SUMMARY_REQUEST = "Your task is to create a detailed summary of"
 """Claude Code's compaction prompt, in the last message of its request."""
 
 

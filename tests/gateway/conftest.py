@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from transformers import PreTrainedTokenizerFast
@@ -74,6 +75,7 @@ class World:
     port: int
     attempt: AttemptId = ATTEMPT
     boot_options: dict[str, Any] = field(default_factory=dict)
+    apps: list[FastAPI] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -150,6 +152,7 @@ def gateway_thread(world: World) -> Iterator[None]:
 
     async def run() -> None:
         async with running(boot) as app:
+            world.apps.append(app)
             ready.append(server(app))
             await ready[0].serve(sockets=listening_sockets(boot))
 

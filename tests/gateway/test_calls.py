@@ -1,0 +1,366 @@
+"""Retry or twin, commit before content, limits, errors, crash of the gateway."""
+
+import hashlib
+import json
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import pytest
+
+from db import attempts
+from db.models import QueryGroup, RunConfig
+from db.session import transaction
+from gateway.service import call_seed
+from gyre.contracts.engine import GenerateRequest
+from gyre.contracts.lifecycle import EndReason, Purpose
+from gyre.contracts.tokens import attempt_token
+from gyre.trajectory.arrays import unpack_ids, unpack_logprobs
+from tests.gateway.conftest import EXECUTION, World, gateway_process, gateway_thread, sse_events, wait_until
+from tests.gateway.scripted_engine import Part, ScriptedEngine
+
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+
+
+def chat(*texts: str, **more: object) -> dict:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return {"model": "m", "messages": messages, **more}
+
+
+def by_seed(request: GenerateRequest, prompt: str) -> str:
+    """Twins differ, a repeated call does not."""
+    return f"answer {request.sampling_params.sampling_seed % 100_000}"
+
+
+def said(response: httpx.Response) -> str:
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def abandon(world: World, body: dict, path: str = CHAT) -> None:
+    """Send a request and go away while it is in flight."""
+    raw = json.dumps(body).encode()
+    known = len(world.calls())
+    with socket.create_connection(("127.0.0.1", world.port)) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {world.token}\r\n"
+        connection.sendall(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
+        wait_until(lambda: len(world.calls()) > known)
+
+
+def test_record_is_what_the_engine_said(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    engine.script = lambda request, prompt: Part("hello", version=3)
+    http.post(CHAT, json=chat("hi", temperature=0.1, max_tokens=77, stream=False)).raise_for_status()
+    (call,), (context, sampled) = gateway.calls(), gateway.nodes()
+    sent = engine.requests[0]
+    assert unpack_ids(context.token_ids).tolist() == sent.input_ids
+    assert call.input_sha256 == hashlib.sha256(np.array(sent.input_ids, "<i4").tobytes()).hexdigest()
+    assert call.output_sha256 == hashlib.sha256(sampled.token_ids + sampled.logprobs).hexdigest()
+    assert sampled.versions == [[3, sampled.num_tokens]]
+    assert len(unpack_logprobs(sampled.logprobs)) == sampled.num_tokens
+    assert call.requested == {"temperature": 0.1, "max_tokens": 77, "model": "m", "stream": False}
+    assert sent.sampling_params.temperature == 0.7
+    assert sent.sampling_params.max_new_tokens == 77
+    assert sent.sampling_params.sampling_seed == call_seed(EXECUTION, 1, 0)
+    wait_until(lambda: gateway.calls()[0].delivered_at)
+
+
+def test_greedy_groups_sample_at_temperature_0(world: World, engine: ScriptedEngine) -> None:
+    with transaction(world.database) as session:
+        session.get_one(QueryGroup, "run/r/group/0").purpose = Purpose.GREEDY
+    with gateway_thread(world), httpx.Client(base_url=world.url) as client:
+        client.post(f"/t/{world.token}{CHAT}", json=chat("hi")).raise_for_status()
+    assert engine.requests[0].sampling_params.temperature == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a15_stream_and_whole_leave_equal_records(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, path: str
+) -> None:
+    for stream in (False, True):
+        http.post(path, json=chat("hi", max_tokens=50, stream=stream)).raise_for_status()
+    first, second = gateway.calls()
+    assert first.request_key == second.request_key
+    assert first.response | {"tool_calls": []} == second.response
+    assert (first.input_sha256, first.num_output_tokens) == (second.input_sha256, second.num_output_tokens)
+
+
+def test_delivered_answer_asked_again_is_a_sibling(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine
+) -> None:
+    engine.script = by_seed
+    answers = [said(http.post(CHAT, json=chat("hi"))) for _ in range(2)]
+    assert answers[0] != answers[1]
+    assert [n.kind for n in gateway.nodes()] == ["context", "sampled", "sampled"]
+
+
+def test_connected_twins_are_siblings(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    engine.script = by_seed
+    engine.gate.clear()
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(http.post, CHAT, json=chat("hi")) for _ in range(2)]
+        wait_until(lambda: len(engine.requests) == 2)
+        engine.gate.set()
+        answers = {said(each.result()) for each in asked}
+    assert len(answers) == 2
+    assert len([n for n in gateway.nodes() if n.kind == "context"]) == 1
+
+
+def test_retry_joins_a_call_in_flight(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    engine.script = by_seed
+    engine.gate.clear()
+    abandon(gateway, chat("hi", stream=True))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(http.post, CHAT, json=chat("hi"))
+        wait_until(lambda: http.get("/health").json()["counts"].get("joined") == 1)
+        engine.gate.set()
+        said(asked.result())
+    assert len(engine.requests) == len(gateway.calls()) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_b11_retry_replays_a_committed_answer(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, path: str
+) -> None:
+    engine.script = lambda r, p: f'<tool_call>{{"name": "f", "arguments": {{"x": {len(p)}}}}}</tool_call>'
+    engine.gate.clear()
+    abandon(gateway, chat("hi", max_tokens=300), path)
+    engine.gate.set()
+    wait_until(lambda: gateway.calls()[0].status == "committed")
+    replayed = http.post(path, json=chat("hi", max_tokens=300)).json()
+    (call,) = gateway.calls()
+    assert call.response["tool_calls"][0]["id"] in json.dumps(replayed)
+    assert len(engine.requests) == 1
+    other = http.post(path, json=chat("hi", max_tokens=300)).json()
+    assert other["id"] != replayed["id"]
+
+
+def test_content_comes_after_the_commit(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    """The start event and pings come while the engine samples; no block before the record."""
+    gateway_calls: list[str] = []
+    engine.gate.clear()
+    with http.stream("POST", MESSAGES, json=chat("hi", max_tokens=50, stream=True)) as response:
+        for line in response.iter_lines():
+            if line.startswith("event: message_start"):
+                engine.gate.set()
+            if line.startswith("event: content_block_start"):
+                gateway_calls.append(gateway.calls()[0].status)
+    assert gateway_calls == ["committed"]
+
+
+def test_a12_first_event_has_the_right_usage(http: httpx.Client, engine: ScriptedEngine) -> None:
+    response = http.post(MESSAGES, json=chat("hi", max_tokens=50, stream=True))
+    start = sse_events(response.text)[0]
+    assert start["message"]["usage"]["input_tokens"] == len(engine.requests[0].input_ids)
+
+
+def test_a13_count_tokens_makes_no_node(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    counted = http.post(f"{MESSAGES}/count_tokens", json=chat("how long?")).json()
+    assert gateway.calls() == gateway.nodes() == []
+    http.post(MESSAGES, json=chat("how long?", max_tokens=9)).raise_for_status()
+    assert counted == {"input_tokens": len(engine.requests[0].input_ids)}
+
+
+def test_b3_failed_calls_leave_no_node(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    engine.script = lambda request, prompt: Part(status=400, message="input does not fit")
+    assert http.post(CHAT, json=chat("hi")).status_code == 400
+    (call,) = gateway.calls()
+    assert (call.status, call.failure) == ("failed", "input does not fit")
+    assert gateway.nodes() == []
+    engine.script = lambda request, prompt: "fine"
+    assert said(http.post(CHAT, json=chat("hi"))) == "fine"
+    assert [c.status for c in gateway.calls()] == ["failed", "committed"]
+
+
+def test_e18_engine_failures_are_ridden_out_with_the_same_seed(
+    http: httpx.Client, engine: ScriptedEngine
+) -> None:
+    engine.script = lambda r, p: Part(status=500) if len(engine.requests) < 3 else "at last"
+    assert said(http.post(CHAT, json=chat("hi"))) == "at last"
+    assert len({r.sampling_params.sampling_seed for r in engine.requests}) == 1
+
+
+def test_aborted_request_continues_from_what_was_sampled(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine
+) -> None:
+    parts = [Part("one ", finish="abort", version=1), Part("", finish="abort"), Part("two", version=2)]
+    engine.script = lambda request, prompt: parts[len(engine.requests) - 1]
+    assert said(http.post(CHAT, json=chat("hi", max_tokens=20))) == "one two"
+    first, _, last = engine.requests
+    assert len(last.input_ids) == len(first.input_ids) + 4
+    assert last.sampling_params.max_new_tokens == 16
+    assert last.sampling_params.sampling_seed == first.sampling_params.sampling_seed
+    assert gateway.nodes()[1].versions == [[1, 4], [2, 4]]
+
+
+def test_engine_away_for_too_long_is_an_error(world: World, engine: ScriptedEngine) -> None:
+    world.boot_options = {"hold_s": 0.3, "ping_s": 0.05}
+    engine.script = lambda request, prompt: Part(status=503)
+    with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=30) as client:
+        assert client.post(CHAT, json=chat("hi")).status_code == 503
+        assert client.post(MESSAGES, json=chat("hi", max_tokens=5)).status_code == 529
+        stream = client.post(MESSAGES, json=chat("hi", max_tokens=5, stream=True)).text
+    assert "event: ping" in stream
+    assert sse_events(stream)[-1]["error"]["type"] == "overloaded_error"
+    assert {c.status for c in world.calls()} == {"failed"}
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_bad_tokens_are_401(gateway: World, path: str) -> None:
+    tokens = [
+        "",
+        "gy-",
+        "x",
+        "gy-AAA.AAA",
+        "gy-é.x",
+        gateway.token[:-2],
+        attempt_token(b"no", gateway.attempt),
+    ]
+    tokens.append(attempt_token(b"secret of the run", "run/r/group/0/rollout/0/attempt/9"))
+    for token in tokens:
+        headers = {"authorization": f"Bearer {token}".encode()} if token else {}
+        answer = httpx.post(gateway.url + path, json=chat("hi"), headers=headers)
+        assert answer.status_code == 401, token
+        assert answer.json()["error"]["type"] == "authentication_error"
+
+
+def test_token_as_x_api_key_and_in_the_url(gateway: World) -> None:
+    assert httpx.get(f"{gateway.url}/t/{gateway.token}/v1/models").json()["data"][0]["object"] == "model"
+    assert httpx.get(f"{gateway.url}/v1/models", headers={"x-api-key": gateway.token}).status_code == 200
+    assert httpx.get(f"{gateway.url}/v1/models").status_code == 401
+    assert httpx.head(f"{gateway.url}/api/hello").status_code == 200
+    assert httpx.head(f"{gateway.url}/t/{gateway.token}/api/hello").status_code == 200
+
+
+def test_unix_socket_serves_the_same(gateway: World) -> None:
+    transport = httpx.HTTPTransport(uds=str(gateway.folder / "g.sock"))
+    with httpx.Client(transport=transport, base_url="http://gateway") as client:
+        answer = client.post(f"/t/{gateway.token}{CHAT}", json=chat("hi"))
+    assert said(answer) == "done"
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_g3_sealed_attempt_is_410(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, path: str
+) -> None:
+    engine.gate.clear()
+    abandon(gateway, chat("first", max_tokens=9), path)
+    with transaction(gateway.database) as session:
+        attempts.seal(session, gateway.attempt, EndReason.EXITED)
+    engine.gate.set()
+    for text in ("first", "second"):
+        answer = http.post(path, json=chat(text, max_tokens=9))
+        assert answer.status_code == 410
+        assert "sealed" in answer.json()["error"]["message"]
+    wait_until(lambda: [c.status for c in gateway.calls()] == ["failed"])
+    assert gateway.nodes() == []
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"messages": 3}',
+        b'{"messages": []}',
+        b'{"messages": [3]}',
+        b'{"messages": [{"role": "king", "content": "x"}]}',
+        b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+        b'{"messages": [{"role": "user", "content": 7}]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}',
+        b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "x"}]}',
+        b"\xff\xfe",
+    ],
+)
+def test_bad_bodies_get_one_sentence(http: httpx.Client, path: str, body: bytes) -> None:
+    answer = http.post(path, content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.json()["error"]["message"]
+
+
+def limited(world: World, **changes: dict[str, int]) -> None:
+    with transaction(world.database) as session:
+        row = session.get_one(RunConfig, ("r", 0))
+        row.resolved = {name: part | changes.get(name, {}) for name, part in row.resolved.items()}
+
+
+def test_limits_of_an_attempt(world: World, engine: ScriptedEngine) -> None:
+    limited(world, limits={"calls": 3, "concurrent_calls": 1, "body_bytes": 2000})
+    with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=30) as client:
+        assert client.post(MESSAGES, json=chat("x" * 3000)).json()["error"]["type"] == "request_too_large"
+        assert client.post(CHAT, json=chat("x" * 3000)).status_code == 413
+        engine.gate.clear()
+        abandon(world, chat("one"))
+        refused = client.post(CHAT, json=chat("two"))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        engine.gate.set()
+        wait_until(lambda: world.calls()[0].status == "committed")
+        for text in ("two", "three"):
+            assert client.post(CHAT, json=chat(text)).status_code == 200
+        assert client.post(MESSAGES, json=chat("four")).json()["error"]["type"] == "rate_limit_error"
+
+
+def test_f12_full_context_is_said_in_each_dialect(world: World, engine: ScriptedEngine) -> None:
+    limited(world, model={"context_tokens": 100})
+    with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=30) as client:
+        refused = client.post(MESSAGES, json=chat("x" * 100, max_tokens=5))
+        assert refused.status_code == 400
+        assert "prompt is too long: 119 tokens > 99 maximum" in refused.json()["error"]["message"]
+        refused = client.post(CHAT, json=chat("x" * 100))
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        client.post(CHAT, json=chat("x" * 60)).raise_for_status()
+    sent = engine.requests[0]
+    assert len(sent.input_ids) + sent.sampling_params.max_new_tokens == 100
+
+
+def test_c2_killed_gateway_repeats_the_call(world: World, engine: ScriptedEngine) -> None:
+    """kill -9 in mid-call: the retry has the same index, seed and tokens, and nothing stands twice."""
+    engine.script = by_seed
+    with gateway_process(world) as process, httpx.Client(base_url=f"{world.url}/t/{world.token}") as client:
+        committed = said(client.post(CHAT, json=chat("hi"), timeout=60))
+        wait_until(lambda: world.calls()[0].delivered_at)
+        engine.gate.clear()
+        abandon(world, chat("hi", committed, "and now?"))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    engine.gate.set()
+    with gateway_process(world), httpx.Client(base_url=f"{world.url}/t/{world.token}") as client:
+        answer = said(client.post(CHAT, json=chat("hi", committed, "and now?"), timeout=60))
+        wait_until(lambda: world.calls()[1].delivered_at)
+    assert answer == f"answer {call_seed(EXECUTION, 1, 1) % 100_000}"
+    assert [(c.index, c.status) for c in world.calls()] == [(0, "committed"), (1, "committed")]
+    assert len(world.leaves()) == 1
+    assert {r.sampling_params.sampling_seed for r in engine.requests[1:]} == {call_seed(EXECUTION, 1, 1)}
+
+
+def test_first_call_is_announced_once(gateway: World, http: httpx.Client) -> None:
+    announced: list[str] = []
+    gateway.apps[0].state.service.on_first_call = announced.append
+    for text in ("one", "two"):
+        http.post(CHAT, json=chat(text)).raise_for_status()
+    assert announced == [gateway.attempt]
+
+
+def test_b2_parallel_lineages_do_not_mix(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    """Eight conversations of three turns at once: each answer sees its own conversation only."""
+    engine.script = lambda request, prompt: f"re {prompt.split('user')[1][1:3]} {prompt.count('user')}"
+
+    def converse(name: str) -> list[str]:
+        texts = [f"{name}?"]
+        for _ in range(3):
+            texts += [said(http.post(CHAT, json=chat(*texts))), f"{name}!"]
+        return texts[1::2]
+
+    names = [f"{i:02d}" for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(converse, names))
+    assert answers == [[f"re {name} {turn}" for turn in (1, 2, 3)] for name in names]
+    assert len(gateway.leaves()) == 8
+    for call in gateway.calls()[8:]:
+        assert call.num_reused_tokens > 0
