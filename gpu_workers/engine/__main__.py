@@ -53,13 +53,17 @@ def end_with_parent(parent: int) -> None:
 def read_boot(path: Path) -> EngineBoot:
     """Raises BadInput with the key that is wrong."""
     try:
-        return EngineBoot.model_validate_json(path.read_bytes())
+        boot = EngineBoot.model_validate_json(path.read_bytes())
     except OSError as error:
         raise BadInput(f"boot file {path}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise BadInput(f"boot file {path}: {where}: {first['msg']}") from None
+    for key, least in (("max_batch", 1), ("num_threads", 1), ("context_tokens", 2)):
+        if getattr(boot, key) < least:
+            raise BadInput(f"boot file {path}: {key} must be at least {least}, not {getattr(boot, key)}")
+    return boot
 
 
 def serve(boot: EngineBoot) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from gyre.contracts.errors import BadInput
 
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -59,6 +61,9 @@ def read_architecture(model_path: Path) -> Architecture:
     except (OSError, ValueError) as error:
         raise BadInput(f"model {model_path}: config.json cannot be read ({error})") from None
     _refuse_variants(config, model_path)
+    missing = [key for key in _REQUIRED if key not in config]
+    if missing:
+        raise BadInput(f"model {model_path}: config.json lacks {', '.join(missing)}")
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     rope = config.get("rope_parameters") or {}
     return Architecture(

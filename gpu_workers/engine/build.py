@@ -24,8 +24,10 @@ def read_model(model_path: Path, *, context_tokens: int, dtype: str, device: str
     """Raises BadInput for a folder, a dtype or a device that cannot be used."""
     if dtype not in _DTYPES:
         raise BadInput(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise BadInput("device 'cuda' was asked for, but torch sees no CUDA device")
+    if device != "cpu" and not device.startswith("cuda"):
+        raise BadInput(f"device {device!r} is not 'cpu' or 'cuda'")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise BadInput(f"device {device!r} was asked for, but torch sees no CUDA device")
     shape = read_architecture(model_path)
     kind, place = _DTYPES[dtype], torch.device(device)
     weights = fuse(shape, read_directory(model_path), dtype=kind, device=place)

@@ -73,7 +73,7 @@ class Background:
 class Engine:
     """A server under test."""
 
-    long_tokens = 1200
+    long_tokens = 800
     """Enough that an answer is still going on while something else happens; fits a context of 2048."""
 
     def __init__(self, url: str, model_path: Path | None = None) -> None:

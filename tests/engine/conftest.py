@@ -1,5 +1,6 @@
 """Tiny Qwen3 models made by transformers, an engine in this process, and one in a process of its own."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -153,4 +154,4 @@ def engine_url(
     process = start_engine(tmp_path_factory.mktemp("engine"), boot)
     yield f"http://127.0.0.1:{port}"
     process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(30) == -signal.SIGTERM

@@ -1,7 +1,7 @@
 """The prefix cache gives back exactly what was stored for exactly that prefix, within its bound."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_workers.engine.architecture import Architecture
@@ -45,6 +45,7 @@ sequences = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=7).map(
 ragged = st.tuples(sequences, st.integers(0, BLOCK - 1)).map(lambda pair: pair[0][: len(pair[0]) - pair[1]])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 12), st.lists(ragged, min_size=1, max_size=20))
 def test_loads_what_was_stored(blocks: int, stored: list[list[int]]) -> None:
     cache = make_cache(blocks)
@@ -62,6 +63,7 @@ def test_loads_what_was_stored(blocks: int, stored: list[list[int]]) -> None:
         assert cache.num_bytes <= blocks * BYTES_PER_BLOCK
 
 
+@settings(deadline=None)
 @given(st.lists(ragged, min_size=1, max_size=12))
 def test_without_pressure_nothing_is_forgotten(stored: list[list[int]]) -> None:
     cache = make_cache(1000)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_workers.engine.sampling import Draw, sample
@@ -32,6 +32,7 @@ params = st.builds(
 draws = st.builds(Draw, params, st.integers(0, 100_000))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(draws, st.integers(0, 50)), min_size=1, max_size=6))
 def test_batch_changes_nothing(batch: list[tuple[Draw, int]]) -> None:
     logits = torch.stack([row(seed) for _, seed in batch])
@@ -41,6 +42,7 @@ def test_batch_changes_nothing(batch: list[tuple[Draw, int]]) -> None:
     assert logprobs == pytest.approx([p[0] for _, p in alone], abs=1e-6)
 
 
+@settings(deadline=None)
 @given(draws, st.integers(0, 50))
 def test_token_is_allowed_and_logprob_is_before_truncation(which: Draw, seed: int) -> None:
     logits = row(seed)
