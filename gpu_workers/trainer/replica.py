@@ -164,7 +164,7 @@ class Replica:
     def _global_norm(self) -> float:
         """Over the tensor-parallel ranks; what every rank holds alike is counted once."""
         first = parallel_state.get_tensor_model_parallel_rank() == 0
-        own = [p for p in self._parameters.values() if first or getattr(p, "tensor_model_parallel", False)]
+        own = [p for name, p in self._parameters.items() if first or weights.is_sharded(name)]
         total = sum((p.main_grad.double().square().sum() for p in own), torch.zeros((), dtype=torch.float64))
         total = total.to(self._device)
         torch.distributed.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())

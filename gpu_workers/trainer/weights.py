@@ -31,6 +31,14 @@ EMBEDDING, FINAL_NORM = "embedding.word_embeddings.weight", "decoder.final_layer
 OUTPUT = "output_layer.weight"
 
 
+def is_sharded(megatron_name: str) -> bool:
+    """Whether tensor-parallel ranks hold parts of it; norms are held whole by each.
+
+    Megatron's own mark on parameters is set by its initialisation only, which is skipped here.
+    """
+    return "layernorm" not in megatron_name
+
+
 def read_safetensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a Hugging Face directory, on the CPU. Raises BadInput if it has none."""
     files = sorted(folder.glob("*.safetensors"))

@@ -1,0 +1,54 @@
+"""One rank of a float64 replica that trains on fixed paths; rank 0 writes the weights that result."""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from gpu_workers.trainer.ranks import Ranks
+from gpu_workers.trainer.replica import Replica
+from gyre.settings.runfile import LossSection, OptimizerSection
+from tests.trainer.models import random_path, tiny_config
+
+UPDATES, STEPS_AN_UPDATE, CLIP_NORM = 2, 4, 0.05
+SECTION = LossSection(form="truncated")
+
+
+def train(ranks: Ranks, weights_file: str, *, tied: bool) -> dict[str, torch.Tensor]:
+    """Updates over the same micro-steps in every layout; weights and norms, on rank 0."""
+    device = torch.device("cpu")
+    replica = Replica(tiny_config(tied=tied), "float64", OptimizerSection(weight_decay=0.1), device)
+    if ranks.rank:
+        ranks.follow(replica)
+    ranks.call(replica, "load", weights_file, None)
+    norms = list[float]()
+    for update in range(UPDATES):
+        ranks.call(replica, "begin")
+        steps = [step_paths(update, index) for index in range(STEPS_AN_UPDATE)]
+        for start in range(0, STEPS_AN_UPDATE, ranks.data_parallel):
+            parts = steps[start : start + ranks.data_parallel]
+            ranks.spread(replica, "accumulate", [(part, {}, SECTION, 0.8) for part in parts])
+        norms.append(ranks.call(replica, "close", 2 * STEPS_AN_UPDATE, CLIP_NORM).grad_norm)
+    named = ranks.call(replica, "export")
+    moments, _ = ranks.call(replica, "export_optimizer")
+    return {**named, **moments, "norms": torch.tensor(norms, dtype=torch.float64)}
+
+
+def step_paths(update: int, index: int) -> list:
+    seed = 100 * update + 10 * index
+    return [
+        random_path(seed, execution=f"{seed}"),
+        random_path(seed + 1, execution=f"{seed + 1}", advantage=-0.5),
+    ]
+
+
+def main(rank: int, world_size: int, rendezvous: str, tensor_parallel: int, tied: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks(rank, world_size, rendezvous, tensor_parallel, torch.device("cpu"))
+    result = train(ranks, f"{folder}/model.safetensors", tied=bool(tied))
+    save_file(result, Path(folder, f"tp{tensor_parallel}.safetensors"))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])

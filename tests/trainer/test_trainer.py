@@ -1,0 +1,234 @@
+"""The trainer as its supervisor sees it: load, train, publish, redo; real Postgres, S3 and Mooncake."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sqlalchemy import Engine, select, update
+
+from db import training
+from db.models import Batch, Cell, Contribution, MicroStep
+from db.session import transaction
+from db.training import Claimant, StoredVersion
+from gpu_workers.trainer.checkpoints import fetched
+from gpu_workers.trainer.ranks import Ranks
+from gpu_workers.trainer.replica import Replica
+from gpu_workers.trainer.trainer import Trainer
+from gpu_workers.transfer import WeightReader
+from gyre.contracts.errors import Fenced, TrainerFailed
+from gyre.contracts.ids import batch_id
+from gyre.settings import Services
+from gyre.settings.runfile import OptimizerSection
+from gyre.store import BlobStore
+from tests.trainer.models import tiny_config
+from tests.trainer.rows import BATCH, CLAIMANT, RUN, Turns, add_batch, add_run, run_config
+
+WHOLE = [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1), (2, 0), (2, 1)])]
+CUT = [
+    ("score", [(0, 0)]), ("score", [(0, 1)]),
+    ("grad", [(0, 0)]), ("grad", [(0, 1)]), ("grad", [(1, 0), (1, 1), (2, 0), (2, 1)]),
+]  # fmt: skip
+EXECUTIONS = [Turns(1.0), Turns(-1.0), Turns(0.0)]
+TRUNCATED = {"form": "truncated"}
+"""Random behaviour log-probabilities are far from the policy: ``capped`` would clip nearly all."""
+
+MakeTrainer = Callable[..., Trainer]
+
+
+@pytest.fixture
+def store(services: Services, database: Engine) -> BlobStore:
+    return BlobStore(services, database)
+
+
+@pytest.fixture
+def make(database: Engine, store: BlobStore, ranks: Ranks) -> Iterator[MakeTrainer]:
+    """Another process's worth of trainer: a new replica that holds nothing."""
+    made = list[Trainer]()
+
+    def trainer(epoch: int = 1, lr: float = 1e-2) -> Trainer:
+        replica = Replica(tiny_config(tied=True), "float32", OptimizerSection(lr=lr), torch.device("cpu"))
+        made.append(Trainer(database, store, ranks, replica, Claimant(CLAIMANT.cell, epoch)))
+        return made[-1]
+
+    yield trainer
+    for trainer_ in made:
+        trainer_.close()
+
+
+@pytest.fixture
+def run(database: Engine, model_dir: Path) -> None:
+    add_run(database, run_config(model_dir, loss=TRUNCATED))
+
+
+def version(database: Engine, number: int) -> StoredVersion:
+    with transaction(database) as session:
+        found = training.version_of(session, RUN, number)
+    assert found
+    return found
+
+
+def stored_weights(database: Engine, store: BlobStore, number: int) -> dict[str, torch.Tensor]:
+    with fetched(store, version(database, number)) as files:
+        return load_file(files.weights_file)
+
+
+@pytest.mark.usefixtures("run")
+def test_version_0_is_the_model_and_is_made_once(
+    database: Engine, store: BlobStore, make: MakeTrainer, model_dir: Path
+) -> None:
+    assert make().load(0) == make().load(0) == 0
+    stored = stored_weights(database, store, 0)
+    model = load_file(model_dir / "model.safetensors")
+    assert all(torch.equal(stored[name], model[name]) for name in stored)
+
+
+@pytest.mark.usefixtures("run")
+def test_train_makes_the_version_and_says_what_happened(
+    database: Engine, store: BlobStore, make: MakeTrainer
+) -> None:
+    add_batch(database, EXECUTIONS, WHOLE)
+    trainer = make()
+    trainer.load(0)
+    answer = trainer.train(BATCH)
+    assert (answer["version"], answer["sha256"], trainer.version) == (1, version(database, 1).sha256, 1)
+    metrics = answer["metrics"]
+    assert (metrics["num_executions"], metrics["num_with_advantage"], metrics["num_targets"]) == (3, 2, 18)
+    assert metrics["grad_norm"] > 0
+    assert not metrics["skipped"]
+    assert 0 < metrics["s_min"] <= metrics["s_max"]
+    assert set(metrics["seconds"]) == {"score", "grad", "update", "checkpoint"}
+    with transaction(database) as session:
+        row = session.get_one(Batch, BATCH)
+        assert (row.status, row.metrics) == ("trained", metrics)
+        assert len(session.scalars(select(Contribution)).one().sha256) == 64
+    before, after = (stored_weights(database, store, v) for v in (0, 1))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.usefixtures("run")
+def test_cut_executions_give_the_same_version(database: Engine, store: BlobStore, make: MakeTrainer) -> None:
+    add_batch(database, EXECUTIONS, WHOLE)
+    trainer = make()
+    trainer.load(0)
+    whole = trainer.train(BATCH)["metrics"]
+    expected = stored_weights(database, store, 1)
+    cut_batch(database)
+    other = make()
+    other.load(0)
+    cut = other.train(BATCH)["metrics"]
+    found = stored_weights(database, store, 1)
+    assert cut["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
+    assert cut["s_max"] == pytest.approx(whole["s_max"], rel=1e-5)
+    # Adam's first step is lr * sign(g), so where g is nothing but rounding the weights may differ.
+    close = [torch.isclose(found[n], expected[n], atol=1e-5).float().mean() for n in expected]
+    assert min(close) > 0.99
+
+
+def cut_batch(database: Engine) -> None:
+    """Forget version 1 and cut its first execution into two micro-steps."""
+    with transaction(database) as session:
+        for table in ("policy_version", "checkpoint"):
+            session.connection().exec_driver_sql(f"DELETE FROM {table} WHERE version = 1")
+        for table in ("contribution", "micro_step"):
+            session.connection().exec_driver_sql(f"DELETE FROM {table}")
+        session.execute(update(Batch).values(status="open"))
+        session.connection().exec_driver_sql("UPDATE query_group SET status = 'assigned'")
+        for index, (kind, members) in enumerate(CUT):
+            names = [f"run/r/group/1/rollout/{e}/trajectory/{t}" for e, t in members]
+            session.add(MicroStep(batch_id=BATCH, index=index, kind=kind, trajectory_ids=names, num_tokens=0))
+
+
+@pytest.mark.usefixtures("run")
+def test_a_crash_before_the_commit_is_redone_to_the_bit(database: Engine, make: MakeTrainer) -> None:
+    """The second life starts from S3 and Postgres alone, with half of the micro-steps marked done."""
+    for number in (1, 2):
+        add_batch(
+            database,
+            [Turns(1.0), Turns(-0.5)],
+            [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1)])],
+            version=number,
+        )
+    first = make()
+    first.load(0)
+    first.train(BATCH)
+    expected = first.train(batch_id(RUN, 2))
+    with transaction(database) as session:
+        session.connection().exec_driver_sql("DELETE FROM policy_version WHERE version = 2")
+        session.connection().exec_driver_sql("DELETE FROM checkpoint WHERE version = 2")
+        session.connection().exec_driver_sql("UPDATE query_group SET status = 'assigned' WHERE index = 2")
+        session.execute(update(MicroStep).where(MicroStep.index == 1).values(status="claimed"))
+        session.execute(update(Cell).values(epoch=2))
+    second = make(epoch=2)
+    with pytest.raises(TrainerFailed, match="the trainer holds None"):
+        second.train(batch_id(RUN, 2))
+    second.load(1)
+    assert second.train(batch_id(RUN, 2))["sha256"] == expected["sha256"]
+
+
+@pytest.mark.usefixtures("run")
+def test_a_trainer_of_an_old_epoch_makes_no_version(database: Engine, make: MakeTrainer) -> None:
+    add_batch(database, EXECUTIONS, WHOLE)
+    zombie = make()
+    zombie.load(0)
+    with transaction(database) as session:
+        session.execute(update(Cell).values(epoch=2))
+    with pytest.raises(Fenced, match="epoch 1 is over"):
+        zombie.train(BATCH)
+    with transaction(database) as session:
+        assert training.version_of(session, RUN, 1) is None
+
+
+@pytest.mark.usefixtures("run")
+def test_train_again_answers_the_same_and_changes_nothing(database: Engine, make: MakeTrainer) -> None:
+    add_batch(database, EXECUTIONS, WHOLE)
+    trainer = make()
+    trainer.load(0)
+    answer = trainer.train(BATCH)
+    assert trainer.train(BATCH) == answer
+    late = make()
+    assert late.train(BATCH) == answer
+    assert late.version == 1
+    assert late.publish(1).sha256 == answer["sha256"]
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("executions", [[], [Turns(0.0)]], ids=["M is 0", "no advantage"])
+def test_a_batch_without_gradient_still_makes_a_version(
+    database: Engine, make: MakeTrainer, executions: list[Turns]
+) -> None:
+    steps = [("grad", [(0, 0), (0, 1)])] if executions else []
+    add_batch(database, executions, steps)
+    trainer = make()
+    trainer.load(0)
+    answer = trainer.train(BATCH)
+    assert answer["metrics"]["skipped"]
+    assert answer["sha256"] == version(database, 0).sha256
+    assert answer["version"] == 1
+
+
+@pytest.mark.usefixtures("run")
+def test_published_weights_are_the_committed_ones(
+    database: Engine, store: BlobStore, make: MakeTrainer
+) -> None:
+    trainer = make()
+    trainer.load(0)
+    reference = trainer.publish(0)
+    reader = WeightReader()
+    pulled = reader.pull(reference)
+    stored = stored_weights(database, store, 0)
+    assert pulled.sha256 == version(database, 0).sha256
+    assert pulled.tensors.keys() == stored.keys()
+    assert all(torch.equal(pulled.tensors[name], stored[name]) for name in stored)
+    with pytest.raises(TrainerFailed, match="cannot publish version 1"):
+        trainer.publish(1)
+
+
+@pytest.mark.usefixtures("run")
+def test_an_unknown_version_or_batch_is_an_error(make: MakeTrainer) -> None:
+    trainer = make()
+    with pytest.raises(TrainerFailed, match="version 3 of r was never completed"):
+        trainer.load(3)
+    with pytest.raises(TrainerFailed, match="does not exist"):
+        trainer.train(BATCH)
