@@ -54,7 +54,9 @@ def enter(session: Session, command: CellCommand) -> Cell:
     """Apply a role change under the epoch fence, once per command id."""
     row = session.get_one(Cell, command.cell_id, with_for_update=True)
     _fence(row, command.epoch)
-    done = select(CellTransition.id).where(CellTransition.command_id == command.command_id)
+    done = select(CellTransition.id).where(
+        CellTransition.cell_id == row.id, CellTransition.command_id == command.command_id
+    )
     if session.scalars(done).first() is not None:
         return row
     if row.role != command.from_role:

@@ -77,7 +77,7 @@ class CellLife:
             version=answer["version"],
             loss=float(metrics.get("loss", 0.0)),
             grad_norm=float(metrics.get("grad_norm", 0.0)),
-            seconds=float(metrics.get("seconds", 0.0)),
+            seconds=sum(metrics.get("seconds", {}).values()),
         )
 
     async def publish(self, given: PublishInput) -> PublishResult:

@@ -84,6 +84,10 @@ class Cell:
                 )
             except ActivityError as error:
                 raise ApplicationError(sentence(error), type="CellLost", non_retryable=True) from error
+            if state.role is not step:
+                raise ApplicationError(
+                    f"{self._cell} is in {state.role}, not {step}", type="CellLost", non_retryable=True
+                )
             role = step
         assert state is not None
         workflow.set_current_details(f"{role} (epoch {given.epoch})")

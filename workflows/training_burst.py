@@ -1,5 +1,7 @@
 """Consecutive updates between two publications, on a cell that may die at any moment."""
 
+from datetime import timedelta
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
@@ -22,8 +24,9 @@ with workflow.unsafe.imports_passed_through():
 
 TRAIN_LIMIT_S = 24 * 3600.0
 PUBLISH_LIMIT_S = 900.0
-MAX_LIVES = 20
-"""Lives of the cell that one burst may use up before it gives the run a reason to fail."""
+MAX_LIVES = 10
+"""Tries of one burst, over one or more lives of the cell, before it gives the run a reason to fail."""
+LONGEST_PAUSE_S = 30
 
 
 class CellLost(Exception):
@@ -43,7 +46,10 @@ class TrainingBurst:
     @workflow.run
     async def run(self, given: BurstInput) -> BurstResult:
         target = given.version + given.num_updates
-        for _ in range(MAX_LIVES):
+        for number in range(MAX_LIVES):
+            if number > 0:
+                pause_s = min(2 ** (number - 1), LONGEST_PAUSE_S)
+                await workflow.sleep(timedelta(seconds=pause_s), summary="before another try")
             cell = await self._cell()
             try:
                 return await self._live(cell, target)
@@ -51,7 +57,7 @@ class TrainingBurst:
                 self._failure = str(error)
                 workflow.logger.warning("burst goes on with another life of the cell: %s", error)
         raise ApplicationError(
-            f"{given.cell_id} died {MAX_LIVES} times in one burst; last: {self._failure}",
+            f"{given.cell_id} failed {MAX_LIVES} times in one burst; last: {self._failure}",
             type="TrainerFailed",
             non_retryable=True,
         )
@@ -92,7 +98,7 @@ class TrainingBurst:
 
     async def _command(self, cell: CellState, to_role: CellRole) -> CellState:
         command = CellCommand(
-            command_id=f"burst/{self._given.version}/{self._version}/{cell.epoch}/{to_role}",
+            command_id=f"{cell.cell_id}/{cell.epoch}/version/{self._version}/{to_role}",
             cell_id=cell.cell_id,
             epoch=cell.epoch,
             from_role=cell.role,
