@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, case, func, select
+from sqlalchemy import BigInteger, ColumnElement, Executable, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from db.models import (
@@ -200,11 +200,12 @@ def groups(session: Session, run: str) -> list[Record]:
 def rollouts(session: Session, run: str) -> list[Record]:
     """A row for each execution: id, task, purpose, status, disposition, reward, attempts, calls,
     sampled_tokens, end_reason (of the last attempt), detail."""
-    calls = (
-        select(func.count(), func.coalesce(func.sum(ModelCall.num_output_tokens), 0))
+    committed = (
+        select(func.count())
         .where(ModelCall.execution_id == Execution.id, ModelCall.status == CallStatus.COMMITTED)
         .correlate(Execution)
     )
+    total = cast(func.coalesce(func.sum(ModelCall.num_output_tokens), 0), BigInteger)
     attempts = select(func.count()).where(Attempt.execution_id == Execution.id).correlate(Execution)
     last_end = (
         select(Attempt.end_reason)
@@ -213,7 +214,6 @@ def rollouts(session: Session, run: str) -> list[Record]:
         .limit(1)
         .correlate(Execution)
     )
-    tokens = calls.with_only_columns(func.coalesce(func.sum(ModelCall.num_output_tokens), 0))
     query = (
         select(
             Execution.id,
@@ -223,8 +223,8 @@ def rollouts(session: Session, run: str) -> list[Record]:
             Execution.disposition,
             Reward.value.label("reward"),
             attempts.scalar_subquery().label("attempts"),
-            calls.with_only_columns(func.count()).scalar_subquery().label("calls"),
-            tokens.scalar_subquery().label("sampled_tokens"),
+            committed.scalar_subquery().label("calls"),
+            committed.with_only_columns(total).scalar_subquery().label("sampled_tokens"),
             last_end.scalar_subquery().label("end_reason"),
             Execution.detail,
         )

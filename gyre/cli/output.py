@@ -1,6 +1,7 @@
 """One JSON document on stdout, or a table for people; logs and progress go to stderr."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
@@ -11,6 +12,14 @@ from rich.table import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 stderr = Console(stderr=True, highlight=False)
+
+
+WIDE = 200
+"""Columns of a table that goes to a file or a pipe; a terminal has its own."""
+
+
+def stdout() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
 def print_json(document: Any) -> None:
@@ -33,7 +42,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Iterable[str], *, emp
         table.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
         table.add_row(*(cell(row[column]) for column in columns))
-    Console().print(table)
+    stdout().print(table)
 
 
 def cell(value: Any) -> str:

@@ -3,11 +3,10 @@
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.tree import Tree
 
 from db import queries
-from gyre.cli.output import AsJson, print_json, print_rows
+from gyre.cli.output import AsJson, print_json, print_rows, stdout
 from gyre.cli.reading import reading_rollout
 
 Rollout = Annotated[str, typer.Argument(help="NAME/group/0/rollout/0, with or without `run/`.")]
@@ -42,7 +41,7 @@ def tree(rollout: Rollout, as_json: AsJson = False) -> None:
     for row in rows:  # parents come first
         parent = branches.get(row["parent_id"]) or _attempt_branch(root, branches, row)
         branches[row["id"]] = parent.add(_label(row))
-    Console(highlight=False).print(root if rows else f"{name}: no tokens recorded yet")
+    stdout().print(root if rows else f"{name}: no tokens recorded yet")
 
 
 def _attempt_branch(root: Tree, branches: dict[str | None, Tree], row: dict[str, Any]) -> Tree:

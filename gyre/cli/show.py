@@ -4,14 +4,13 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from sqlalchemy.orm import Session
 
 from db import queries
 from db import runs as run_rows
 from gyre import stack
-from gyre.cli.output import AsJson, cell, print_json, print_rows
+from gyre.cli.output import AsJson, cell, print_json, print_rows, stdout
 from gyre.cli.reading import reading, reading_run, run_name
 from gyre.contracts.ids import RunId
 from gyre.settings.state import state_dir
@@ -64,7 +63,7 @@ def print_document(values: dict[str, Any]) -> None:
         table.add_row(key, ", ".join(f"{count} {name}" for name, count in values[key].items()))
     for name, holds in values["checks"].items():
         table.add_row(name.replace("_", " "), "yes" if holds else "[bold red]NO[/]")
-    Console(highlight=False).print(table)
+    stdout().print(table)
 
 
 def groups(run: Run, as_json: AsJson = False) -> None:

@@ -1,0 +1,196 @@
+"""Before a run starts: what is refused, in one sentence, with nothing made; what a resume may change."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, select
+
+from db import run_state, runs
+from db.models import RunConfig, Task
+from db.session import transaction
+from gyre.cli import launch, temporal
+from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import RunId
+from gyre.contracts.lifecycle import RunStatus
+from gyre.settings import Services
+
+Gyre = Callable[..., tuple[int, str, str]]
+RUN_FILE = """
+[run]
+name = "r"
+updates = {updates}
+[model]
+path = "model"
+context_tokens = {context_tokens}
+[tasks]
+train = "tasks"
+"""
+UNREACHABLE = """
+[services]
+temporal_address = "127.0.0.1:1"
+postgres_dsn = "postgresql://nobody@127.0.0.1:1/gyre"
+s3_access_key = "key"
+s3_secret_key = "secret"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run file with a model and a task that pass every check."""
+    monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path / ".gyre"))
+    model, task = tmp_path / "model", tmp_path / "tasks" / "one"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 512}))
+    (model / "model.safetensors").touch()
+    (model / "tokenizer.json").touch()
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    (task / "tests").mkdir(parents=True)
+    (task / "instruction.md").write_text("do it")
+    (task / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt")
+    write_run_file(tmp_path)
+    return tmp_path
+
+
+def write_run_file(folder: Path, *, updates: int = 3, context_tokens: int = 256, more: str = "") -> Path:
+    file = folder / "run.toml"
+    file.write_text(RUN_FILE.format(updates=updates, context_tokens=context_tokens) + more)
+    return file
+
+
+def test_a_dry_run_checks_and_makes_nothing(folder: Path, gyre: Gyre) -> None:
+    code, out, _ = gyre("run", str(folder / "run.toml"), "--dry-run", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["run"], document["train_tasks"]) == ("r", 1)
+    assert document["resolved"]["run"]["updates"] == 3
+    assert not (folder / ".gyre").exists()
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def _with(name: str, text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (_without("model/config.json"), "no config.json"),
+        (_with("model/config.json", '{"model_type": "llama"}'), "model_type is 'llama' (allowed: qwen3)"),
+        (_with("model/config.json", "{"), "cannot be read"),
+        (_without("model/model.safetensors"), "no model.safetensors"),
+        (_without("model/tokenizer.json"), "no tokenizer.json"),
+        (_with("model/tokenizer_config.json", "{}"), "no chat template"),
+        (_without("tasks/one/instruction.md"), "no instruction.md"),
+        (_without("run.toml"), "no such file"),
+        (lambda folder: write_run_file(folder, context_tokens=4096), "the model has 512 positions"),
+        (lambda folder: write_run_file(folder, more="[model2]\n"), "unknown key 'model2'"),
+        (lambda folder: write_run_file(folder, updates=0), "run.updates = 0"),
+        (lambda folder: write_run_file(folder, more='heldout = "tasks"\n'), "rename one of them"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_made(
+    folder: Path, gyre: Gyre, spoil: Callable[[Path], object], sentence: str
+) -> None:
+    spoil(folder)
+    code, out, err = gyre("run", str(folder / "run.toml"))
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not (folder / ".gyre").exists()
+
+
+def test_unreachable_services_are_named(folder: Path, gyre: Gyre) -> None:
+    write_run_file(folder, more=UNREACHABLE)
+    code, _, err = gyre("run", str(folder / "run.toml"))
+    assert code == 2
+    assert "services.postgres_dsn: Postgres at 127.0.0.1:1/gyre cannot be used" in err
+    assert not (folder / ".gyre").exists()
+
+
+@pytest.fixture
+def on_database(postgres_dsn: str) -> Services:
+    return Services(
+        temporal_address="127.0.0.1:1", postgres_dsn=postgres_dsn, s3_access_key="k", s3_secret_key="s"
+    )
+
+
+def test_a_taken_name_needs_resume(folder: Path, on_database: Services) -> None:
+    checked = launch.check(folder / "run.toml")
+    launch.record(checked, on_database, resume=False)
+    with pytest.raises(BadInput, match="run 'r' exists already"):
+        launch.record(checked, on_database, resume=False)
+
+
+def test_resume_keeps_one_revision_and_one_row_a_task(
+    folder: Path, on_database: Services, database: Engine
+) -> None:
+    checked = launch.check(folder / "run.toml")
+    for resume in (False, True, True):
+        launch.record(checked, on_database, resume=resume)
+    with transaction(database) as session:
+        assert session.scalars(select(RunConfig.revision)).all() == [0]
+        assert session.scalars(select(Task.id)).all() == ["run/r/task/one"]
+
+
+def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(
+    folder: Path, on_database: Services, database: Engine
+) -> None:
+    launch.record(launch.check(folder / "run.toml"), on_database, resume=False)
+    launch.record(launch.check(write_run_file(folder, updates=9)), on_database, resume=True)
+    with transaction(database) as session:
+        latest = runs.latest_config(session, "r")
+        assert latest is not None
+        assert (latest.revision, latest.resolved["run"]["updates"]) == (1, 9)
+    frozen = launch.check(write_run_file(folder, context_tokens=128))
+    with pytest.raises(BadInput, match=r"model\.context_tokens: was 256, now 128"):
+        launch.record(frozen, on_database, resume=True)
+    with transaction(database) as session:
+        latest = runs.latest_config(session, "r")
+        assert latest is not None
+        assert latest.revision == 1
+
+
+def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot(
+    folder: Path, on_database: Services, database: Engine
+) -> None:
+    checked = launch.check(folder / "run.toml")
+    launch.record(checked, on_database, resume=False)
+    with transaction(database) as session:
+        assert runs.mark_stopped(session, RunId("r")) == RunStatus.STOPPED
+    launch.record(checked, on_database, resume=True)
+    with transaction(database) as session:
+        run_state.advance_status(session, "r", RunStatus.FINISHED)
+    with pytest.raises(BadInput, match="has finished"):
+        launch.record(checked, on_database, resume=True)
+    with transaction(database) as session:
+        assert runs.mark_stopped(session, RunId("r")) == RunStatus.FINISHED, "terminal states are final"
+
+
+def test_the_workflow_is_started_attached_to_cancelled_and_started_afresh(services: Services) -> None:
+    run = RunId("attach")
+
+    async def open_ids() -> list[str]:
+        async with temporal.connected(services) as client:
+            return await temporal.open_workflows(client, run)
+
+    async def body() -> None:
+        await temporal.start(services, run)
+        await temporal.start(services, run)
+        assert await open_ids() == ["run/attach"]
+        # No worker answers the cancellation, so it ends by termination.
+        await temporal.cancel(services, run, limit_s=0.3)
+        assert await temporal.wait_closed(services, run, limit_s=10)
+        await temporal.start(services, run)
+        assert await open_ids() == ["run/attach"]
+        await temporal.cancel(services, run, limit_s=0.3)
+
+    asyncio.run(body())

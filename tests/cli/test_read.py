@@ -1,0 +1,125 @@
+"""The read commands: one JSON document on stdout with its stable keys, ids in both forms, clear refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, update
+
+from db.models import QueryGroup, Run
+from db.session import transaction
+from tests.cli.conftest import ROLLOUT, RUN
+
+Gyre = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.usefixtures("populated")
+def test_show_has_its_stable_keys(gyre: Gyre) -> None:
+    code, out, _ = gyre("show", RUN, "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert list(shown)[:7] == [
+        "run", "status", "updates", "policy_version", "account", "dispositions", "checks",
+    ]  # fmt: skip
+    assert shown["account"] == {"dispatched": 1, "trained": 1, "ready": 0, "running": 0, "dropped": 0}
+    assert shown["dispositions"] == {"scored": 1, "placeholder": 1, "excluded": 0}
+    assert all(shown["checks"].values())
+    assert shown["mean_reward"] == 0.25
+
+
+def test_a_lost_group_unbalances_the_account(gyre: Gyre, populated: Engine) -> None:
+    with transaction(populated) as session:
+        session.execute(update(QueryGroup).values(index=1))
+    _, out, _ = gyre("show", RUN, "--json")
+    assert json.loads(out)["checks"]["account_balances"] is False
+
+
+def test_a_finished_run_with_an_undisposed_rollout_shows_it(gyre: Gyre, populated: Engine) -> None:
+    from db.models import Execution
+
+    with transaction(populated) as session:
+        session.execute(update(Run).values(status="finished"))
+        session.execute(
+            update(Execution).values(status="running", disposition=None, reward_id=None, detail=None)
+        )
+    _, out, _ = gyre("show", RUN, "--json")
+    assert json.loads(out)["checks"]["every_execution_disposed"] is False
+
+
+@pytest.mark.usefixtures("populated")
+@pytest.mark.parametrize("name", [ROLLOUT, ROLLOUT.removeprefix("run/"), f"{ROLLOUT}/attempt/0/call/1"])
+def test_calls_and_tree_take_ids_in_every_form(gyre: Gyre, name: str) -> None:
+    code, out, _ = gyre("calls", name, "--json")
+    assert code == 0
+    assert [call["versions"] for call in json.loads(out)] == [None, None]
+    code, out, _ = gyre("tree", name, "--json")
+    assert code == 0
+    assert [(node["kind"], node["num_tokens"]) for node in json.loads(out)] == [
+        ("context", 5), ("sampled", 3), ("context", 4), ("sampled", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("populated")
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        (("runs",), RUN),
+        (("show", f"run/{RUN}"), "1 trained"),
+        (("groups", RUN), "0.250"),
+        (("rollouts", RUN), "placeholder"),
+        (("calls", ROLLOUT), "in_flight"),
+        (("tree", ROLLOUT), "version 0x1 1x2"),
+    ],
+)
+def test_people_get_tables(gyre: Gyre, arguments: tuple[str, ...], seen: str) -> None:
+    code, out, err = gyre(*arguments)
+    assert (code, err) == (0, "")
+    assert seen in out
+
+
+@pytest.mark.usefixtures("populated")
+def test_json_rows(gyre: Gyre) -> None:
+    assert [row["run"] for row in json.loads(gyre("runs", "--json")[1])] == [RUN]
+    (group,) = json.loads(gyre("groups", RUN, "--json")[1])
+    assert (group["scored"], group["placeholder"], group["mean_reward"]) == (1, 1, 0.25)
+    first, second = json.loads(gyre("rollouts", RUN, "--json")[1])
+    assert (first["reward"], first["attempts"], first["end_reason"]) == (0.25, 1, "exited")
+    assert second["detail"] == "provision: no image"
+
+
+@pytest.mark.usefixtures("populated")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("show", "nobody"), "gyre: no services in"),
+        (("tree", "seen"), "names no rollout"),
+        (("calls", f"{RUN}/group/9/rollout/9"), "no rollout 'run/seen/group/9/rollout/9'"),
+        (("shwo", RUN), "did you mean `gyre show`?"),
+        (("show",), "Missing argument"),
+        (("show", RUN, "--wrong"), "No such option"),
+    ],
+)
+def test_bad_usage_exits_two_with_nothing_on_stdout(
+    gyre: Gyre, arguments: tuple[str, ...], sentence: str
+) -> None:
+    code, out, err = gyre(*arguments)
+    assert (code, out) == (2, "")
+    assert sentence in " ".join(err.split())
+
+
+@pytest.mark.usefixtures("state_dir")
+def test_an_unreachable_database_is_one_sentence(gyre: Gyre, state_dir: Path) -> None:
+    record = state_dir / "runs" / RUN / "processes.json"
+    document = json.loads(record.read_text())
+    document["services"]["postgres_dsn"] = "postgresql://nobody@127.0.0.1:1/gyre"
+    record.write_text(json.dumps(document))
+    code, out, err = gyre("show", RUN)
+    assert (code, out) == (2, "")
+    assert err.startswith("gyre: Postgres cannot be read")
+    assert err.count("\n") == 1
+
+
+def test_ps_and_down_where_nothing_runs(gyre: Gyre, state_dir: Path) -> None:
+    assert json.loads(gyre("ps", "--json")[1]) == {"keeper_pid": None, "processes": []}
+    assert json.loads(gyre("down", "--json")[1]) == {"stopped": False}

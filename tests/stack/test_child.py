@@ -1,0 +1,127 @@
+"""One kept process: adoption, backoff, the circuit breaker, and how it is stopped."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gyre.contracts.errors import BadInput
+from gyre.stack.child import Child, ChildState
+from gyre.stack.identity import identify, is_alive
+from gyre.stack.ledger import Ledger
+from gyre.stack.restart import RestartPolicy
+from gyre.stack.spec import ProcessSpec
+
+QUICK = RestartPolicy(first_s=0.01, longest_s=0.02, window_s=60, burst=3, pause_s=600)
+SLEEPS = "import time; time.sleep(600)"
+
+
+def spec(folder: Path, code: str, **changes: object) -> ProcessSpec:
+    values = {
+        "name": "child",
+        "command": (sys.executable, "-S", "-c", code),
+        "cwd": folder,
+        "log": folder / "child.log",
+        "stop_grace_s": 5.0,
+    }
+    return ProcessSpec(**(values | changes))  # type: ignore[arg-type]
+
+
+def child(folder: Path, code: str, **changes: object) -> Child:
+    return Child(spec(folder, code, **changes), Ledger(folder / "processes.json"), QUICK)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(body(), 60))  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_process_that_dies_is_started_again_and_its_end_is_told(tmp_path: Path) -> None:
+    async def body() -> None:
+        kept = child(tmp_path, SLEEPS)
+        await kept.start()
+        first = kept.process
+        assert first is not None
+        os.kill(first.pid, signal.SIGKILL)
+        await until(lambda: kept.num_restarts == 1 and kept.state == ChildState.UP)
+        assert kept.process != first
+        await kept.stop()
+        assert kept.process is None
+
+    run(body)
+
+
+def test_the_breaker_opens_for_a_process_that_always_dies(tmp_path: Path) -> None:
+    async def body() -> None:
+        kept = child(tmp_path, "raise SystemExit(7)")
+        kept.start_later()
+        await until(lambda: kept.state == ChildState.PAUSED)
+        assert kept.describe()["detail"] == "died with exit status 7"
+        starts = kept.num_restarts
+        assert starts == QUICK.burst + 1
+        await asyncio.sleep(0.3)
+        assert kept.num_restarts == starts, "it was started although the breaker is open"
+        await kept.stop()
+
+    run(body)
+
+
+def test_a_process_that_ignores_the_stop_signal_is_killed(tmp_path: Path) -> None:
+    code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('ready', 'w'); {SLEEPS}"
+
+    async def body() -> None:
+        kept = child(tmp_path, code, stop_grace_s=0.2, healthy=(tmp_path / "ready").exists)
+        await kept.start()
+        process = kept.process
+        assert process is not None
+        await kept.stop()
+        assert not is_alive(process)
+
+    run(body)
+
+
+def test_a_process_that_ends_while_starting_is_told_with_its_log(tmp_path: Path) -> None:
+    async def body() -> None:
+        kept = child(tmp_path, "raise SystemExit(3)", healthy=lambda: False)
+        with pytest.raises(BadInput, match=r"ended while starting with exit status 3: see .*child\.log"):
+            await kept.start()
+
+    run(body)
+
+
+def test_adopts_an_equal_process_and_replaces_another(tmp_path: Path) -> None:
+    async def body() -> None:
+        first = child(tmp_path, SLEEPS)
+        await first.start()
+        process = first.process
+        assert process is not None
+
+        adopter = child(tmp_path, SLEEPS)
+        await adopter.start()
+        assert adopter.process == process
+
+        changed = child(tmp_path, SLEEPS, environment={"A": "1"})
+        stopping = asyncio.create_task(changed.start())
+        await stopping
+        assert changed.process != process
+        await until(lambda: identify(process.pid) is None)
+        for kept in (first, adopter, changed):
+            await kept.stop()
+
+    run(body)
+
+
+def test_identity_tells_a_pid_from_its_next_owner() -> None:
+    mine = identify(os.getpid())
+    assert mine is not None
+    assert is_alive(mine)
+    assert not is_alive(mine.model_copy(update={"start": "another boot/1"}))
+    assert identify(2**22 - 1) is None

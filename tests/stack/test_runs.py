@@ -1,0 +1,97 @@
+"""The processes of a run: boot files, ports, and that stopping it leaves none, harnesses included."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from gyre import stack
+from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot
+from gyre.settings import Services
+from gyre.stack.files import StateDir
+from gyre.stack.orphans import MARK, RUN_MARK
+from gyre.stack.runs import ensure_run, read_run, run_specs
+
+BOOTS = {"gateway": GatewayBoot, "worker": WorkerBoot, "cell-0": CellBoot}
+ELSEWHERE = Services(
+    temporal_address="127.0.0.1:1",
+    postgres_dsn="postgresql://nobody@127.0.0.1:1/gyre",
+    s3_endpoint="http://127.0.0.1:1",
+    s3_access_key="key",
+    s3_secret_key="secret",
+)
+
+
+def test_boot_files_are_private_valid_and_agree(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.make()
+    record = ensure_run(state, "r", ELSEWHERE, 4, 2)
+    run_specs(state, record)
+    boots = {}
+    for name, model in BOOTS.items():
+        file = state.run("r") / f"{name}.boot.json"
+        assert file.stat().st_mode & 0o777 == 0o600
+        boots[name] = model.model_validate_json(file.read_text())
+    assert boots["worker"].gateway_url == f"http://127.0.0.1:{boots['gateway'].port}"
+    assert boots["worker"].gateway_socket == boots["gateway"].socket
+    assert boots["cell-0"].cell == "run/r/cell/0"
+
+
+def test_a_run_keeps_its_ports_and_two_runs_share_none(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.make()
+    first, second = (ensure_run(state, name, ELSEWHERE, 4, 2) for name in ("a", "b"))
+    again = ensure_run(state, "a", ELSEWHERE, 8, 2)
+    assert (again.gateway_port, again.engine_port) == (first.gateway_port, first.engine_port)
+    ports = {first.gateway_port, first.engine_port, second.gateway_port, second.engine_port}
+    assert len(ports) == 4
+    names = [spec.name for spec in run_specs(state, again)]
+    changed = [
+        new.name
+        for old, new in zip(run_specs(state, first), run_specs(state, again), strict=True)
+        if old.fingerprint != new.fingerprint
+    ]
+    assert names == ["a/cell-0", "a/gateway", "a/worker"]
+    assert changed == ["a/worker"], "more slots must replace the worker, and nothing else"
+
+
+def test_a_socket_path_that_is_too_long_moves(tmp_path: Path) -> None:
+    deep = StateDir(tmp_path / ("x" * 60) / ("y" * 60))
+    assert len(str(deep.control_socket)) < 100
+    assert deep.control_socket.parent.stat().st_mode & 0o777 == 0o700
+    assert StateDir(Path("/a")).control_socket == Path("/a/keeper.sock")
+
+
+def test_external_services_need_no_embedded_ones_and_stop_leaves_nothing(
+    state_dir: Path, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    stack.start_run(state_dir, "lost", ELSEWHERE, harness_slots=1, evaluate_slots=1)
+    stack.start_run(state_dir, "lost", ELSEWHERE, harness_slots=1, evaluate_slots=1)
+    status = stack.status(state_dir)
+    assert status is not None
+    assert sorted(p.name for p in status.processes) == ["lost/cell-0", "lost/gateway", "lost/worker"]
+    assert not StateDir(state_dir).services.exists()
+    assert stack.services_of(state_dir, "lost") == ELSEWHERE
+
+    # As a harness does: in a session of its own and reparented, with no parent that could end it.
+    folder = StateDir(state_dir).run("lost")
+    code = "import os, sys, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
+    subprocess.run(
+        ["/bin/sh", "-c", '"$0" -c "$1" > "$2" &', sys.executable, code, str(folder / "pid")],
+        env={RUN_MARK: "lost", MARK: str(state_dir)},
+        check=True,
+    )
+    eventually(lambda: (folder / "pid").exists() and (folder / "pid").read_text().endswith("\n"))
+    harness = int((folder / "pid").read_text())
+    stack.stop_run(state_dir, "lost")
+    eventually(lambda: not psutil.pid_exists(harness) or psutil.Process(harness).status() == "zombie")
+    status = stack.status(state_dir)
+    assert status is not None
+    assert status.processes == []
+    record = read_run(StateDir(state_dir), "lost")
+    assert record is not None
+    assert not record.wanted
+    assert json.loads(StateDir(state_dir).processes.read_text()) == {}
