@@ -47,8 +47,6 @@ class Adapter(BaseModel):
     """Known options with their defaults; ``[harness.options]`` of the run file changes them."""
     binary: str | None = None
     """A program found by the option ``binary`` or on PATH; its folder is mounted."""
-    node: bool = False
-    """Whether the program needs Node, whose installation is then mounted too."""
     limit_address_space: bool = True
 
 
@@ -86,9 +84,7 @@ def check_harness(name: str, options: dict[str, str]) -> None:
     adapter = load_adapter(name)
     _options(adapter, options)
     if adapter.binary:
-        _find_binary(adapter, options)
-    if adapter.node and not shutil.which("node"):
-        raise BadInput(f"harness {name} needs Node: no program 'node' on PATH")
+        _node_prefix(adapter, _find_binary(adapter, options))
 
 
 def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> HarnessSpec:
@@ -158,15 +154,15 @@ def _mounts(
     program = _find_binary(adapter, options) if adapter.binary else None
     if program:
         folders["binary"] = str(program.parent)
-    if adapter.node:
-        folders["node"] = str(Path(str(shutil.which("node"))).resolve().parent.parent)
+        if node := _node_prefix(adapter, program):
+            folders["node"] = node
     mounts = {
         name: (folder, folder if plain or f"{folder}/".startswith("/usr/") else f"/harness/{name}")
         for name, folder in folders.items()
     }
     if program:
         values["binary"] = f"{mounts['binary'][1]}/{program.name}"
-    return mounts, f"{mounts['node'][1]}/bin:{SYSTEM_PATH}" if adapter.node else SYSTEM_PATH
+    return mounts, f"{mounts['node'][1]}/bin:{SYSTEM_PATH}" if "node" in mounts else SYSTEM_PATH
 
 
 def _find_binary(adapter: Adapter, options: dict[str, str]) -> Path:
@@ -177,6 +173,18 @@ def _find_binary(adapter: Adapter, options: dict[str, str]) -> Path:
             f"harness {adapter.name}: no program {wanted!r} (install it or set harness.options.binary)"
         )
     return Path(found).resolve()
+
+
+def _node_prefix(adapter: Adapter, program: Path) -> str | None:
+    """The Node installation that a program written for Node needs; None for a native program."""
+    with program.open("rb") as file:
+        first = file.readline(200)
+    if not (first.startswith(b"#!") and b"node" in first):
+        return None
+    node = shutil.which("node")
+    if node is None:
+        raise BadInput(f"harness {adapter.name} needs Node: no program 'node' on PATH")
+    return str(Path(node).resolve().parent.parent)
 
 
 def _check_placeholders(adapter: Adapter) -> None:

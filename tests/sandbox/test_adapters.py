@@ -65,7 +65,7 @@ def test_claude_code_is_found_mounted_and_told_where_the_gateway_is(
     for name in ("claude", "node"):
         program = tmp_path / "tools" / name / "bin" / name
         program.parent.mkdir(parents=True)
-        program.write_text("#!/bin/sh\n")
+        program.write_text("#!/usr/bin/env node\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     adapter = adapters.load_adapter("claude-code")
