@@ -73,8 +73,10 @@ class Ranks:
         while True:
             try:
                 self._store.wait([key], WAIT)
-            except dist.DistStoreError:  # nothing yet; a lost connection raises another error
+            except dist.DistStoreError:  # nothing yet
                 continue
+            except dist.DistNetworkError as error:
+                raise SystemExit(f"rank {self.rank}: rank 0 is gone: {error}") from None
             return self._store.get(key)
 
     def _answer(self, number: int, rank: int) -> Any:

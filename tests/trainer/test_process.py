@@ -1,0 +1,150 @@
+"""``python -m gpu_workers.trainer``: two tensor-parallel ranks behind a socket, and what ends them."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from sqlalchemy import Engine
+
+from db import training
+from db.session import transaction
+from gpu_workers.trainer.checkpoints import fetched
+from gpu_workers.trainer.ranks import Ranks
+from gpu_workers.trainer.replica import Replica
+from gpu_workers.trainer.trainer import Trainer
+from gpu_workers.transfer import WeightReader
+from gyre.contracts.engine import WeightsReference
+from gyre.contracts.processes import TrainerBoot
+from gyre.settings import Services
+from gyre.settings.runfile import OptimizerSection
+from gyre.stack.ports import HOST, choose_port
+from gyre.store import BlobStore
+from tests.trainer.models import tiny_config
+from tests.trainer.rows import BATCH, CLAIMANT, RUN, Turns, add_batch, add_run, run_config
+
+PARENT = """
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+sys.stdin.read()
+"""
+"""A supervisor that starts a trainer, says its pid and waits to be killed."""
+
+
+def boots(folder: Path, services: Services, dsn: str) -> list[Path]:
+    """Boot files of both ranks."""
+    settings = services.model_copy(update={"postgres_dsn": dsn}).model_dump()
+    rendezvous, files = f"{HOST}:{choose_port(set())}", list[Path]()
+    for rank in range(2):
+        boot = TrainerBoot(
+            run=RUN,
+            services=settings,
+            state_dir=str(folder),
+            host="h",
+            cell=CLAIMANT.cell,
+            epoch=1,
+            socket=str(folder / "trainer.sock"),
+            rank=rank,
+            world_size=2,
+            rendezvous=rendezvous,
+        )
+        files.append(folder / f"{rank}.json")
+        files[-1].write_text(boot.model_dump_json())
+    return files
+
+
+def command_line(boot: Path) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", "gpu_workers.trainer", "--boot", str(boot)]
+
+
+@pytest.fixture
+def trainer_socket(
+    database: Engine, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
+) -> Iterator[socket.socket]:
+    cells = {"tensor_parallel": 2}
+    add_run(database, run_config(model_dir, cells=cells, loss={"form": "truncated"}))
+    add_batch(database, [Turns(1.0), Turns(-1.0)], [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1)])])
+    first, second = boots(short_folder, services, postgres_dsn)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *command_line(first)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    follower = subprocess.Popen(command_line(second), stderr=subprocess.PIPE, text=True)
+    with socket.socket(socket.AF_UNIX) as connection:
+        while connection.connect_ex(str(short_folder / "trainer.sock")):
+            assert follower.poll() is None, follower.stderr and follower.stderr.read()
+            time.sleep(0.1)
+        yield connection
+    # Killing the supervisor ends rank 0, and that ends its follower.
+    parent.kill()
+    parent.communicate()
+    _, error = follower.communicate(timeout=60)
+    assert "rank 0 is gone" in error
+
+
+def ask(connection: socket.socket, command: str, *, epoch: int = 1, **arguments: Any) -> dict[str, Any]:
+    line = json.dumps({"command": command, "epoch": epoch, "arguments": arguments})
+    connection.sendall(line.encode() + b"\n")
+    with connection.makefile() as lines:
+        return json.loads(lines.readline())
+
+
+def test_commands_of_a_supervisor(
+    trainer_socket: socket.socket, database: Engine, services: Services, ranks: Ranks
+) -> None:
+    idle = {"version": None, "training": False, "busy": False}
+    assert ask(trainer_socket, "status")["result"] == idle
+    assert "of epoch 1, the command of 2" in ask(trainer_socket, "train", epoch=2, batch_id=BATCH)["error"]
+    assert "the trainer holds None" in ask(trainer_socket, "train", batch_id=BATCH)["error"]
+    assert "unknown command" in ask(trainer_socket, "fly")["error"]
+    assert "KeyError" in ask(trainer_socket, "load")["error"]
+    assert ask(trainer_socket, "load", version=0)["result"] == {"version": 0}
+
+    answer = ask(trainer_socket, "train", batch_id=BATCH)
+    assert answer["error"] is None
+    assert ask(trainer_socket, "train", batch_id=BATCH) == answer
+    assert ask(trainer_socket, "status")["result"] == {**idle, "version": 1}
+
+    reference = WeightsReference.model_validate(
+        ask(trainer_socket, "publish", version=1)["result"]["reference"]
+    )
+    pulled = WeightReader().pull(reference)
+    assert pulled.sha256 == answer["result"]["sha256"]
+    assert ask(trainer_socket, "release", version=1) == {"error": None, "retryable": True, "result": {}}
+    check_against_one_rank(database, services, ranks, pulled.tensors, answer["result"]["metrics"])
+
+
+def check_against_one_rank(
+    database: Engine,
+    services: Services,
+    ranks: Ranks,
+    tensors: dict[str, torch.Tensor],
+    metrics: dict[str, Any],
+) -> None:
+    """The same batch, as version 2 rows of the same content, by one rank in this process."""
+    store = BlobStore(services, database)
+    with transaction(database) as session:
+        for table in ("policy_version", "checkpoint", "contribution"):
+            where = "" if table == "contribution" else " WHERE version = 1"
+            session.connection().exec_driver_sql(f"DELETE FROM {table}{where}")
+        session.connection().exec_driver_sql("UPDATE query_group SET status = 'assigned'")
+    replica = Replica(tiny_config(tied=True), "float32", OptimizerSection(), torch.device("cpu"))
+    alone = Trainer(database, store, ranks, replica, CLAIMANT)
+    alone.load(0)
+    expected = alone.train(BATCH)["metrics"]
+    alone.close()
+    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    with transaction(database) as session:
+        stored = training.version_of(session, RUN, 1)
+    assert stored
+    with fetched(store, stored) as files:
+        named = load_file(files.weights_file)
+    # Adam's first step is lr * sign(g), so where g is nothing but rounding the weights may differ.
+    assert min(torch.isclose(tensors[n], named[n], atol=1e-6).float().mean() for n in named) > 0.98
