@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.answers import OPEN_THINK
@@ -28,10 +28,7 @@ class Renderer:
 
     def __init__(self, model_path: Path) -> None:
         """Raises BadInput when the folder has no tokenizer with a chat template."""
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"model.path {model_path}: no tokenizer can be read: {error}") from error
+        self._tokenizer = _load_tokenizer(model_path)
         if not self._tokenizer.chat_template:
             raise BadInput(f"model.path {model_path}: the tokenizer has no chat template")
         self._end_text = self._end_of_turn()
@@ -115,6 +112,18 @@ class Renderer:
         answer, new = Message("assistant", (MARKER,)), [Message("user", ("-",))]
         listed = self.bridge(answer, new, [PROBE_TOOL], stopped=True)
         return listed != self.bridge(answer, new, (), stopped=True)
+
+
+def _load_tokenizer(model_path: Path) -> Any:
+    """A folder with tokenizer.json needs no model class, and so not the seconds that torch takes to load."""
+    try:
+        if (model_path / "tokenizer.json").exists():
+            return PreTrainedTokenizerFast.from_pretrained(str(model_path), local_files_only=True)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"model.path {model_path}: no tokenizer can be read: {error}") from error
 
 
 def _for_template(message: Message) -> dict[str, Any]:
