@@ -157,17 +157,19 @@ class Child:
         await asyncio.to_thread(self.spec.prepare)
         _turn_over(self.spec.log)
         with self.spec.log.open("ab") as log:
-            self._popen = subprocess.Popen(
+            started: subprocess.Popen[bytes] = subprocess.Popen(
                 self.spec.command,
                 cwd=self.spec.cwd,
                 env={**os.environ, **self.spec.environment},
-                user=self.spec.user,
+                **self.spec.credentials,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                text=False,
             )
-        self.process = identify(self._popen.pid)
+        self._popen = started
+        self.process = identify(started.pid)
         if self.process is not None:
             entry = Entry(process=self.process, fingerprint=self.spec.fingerprint)
             self._ledger.put(self.spec.name, entry)

@@ -16,7 +16,7 @@ from gyre.contracts.errors import BadInput
 from gyre.stack.files import StateDir
 from gyre.stack.ports import HOST
 from gyre.stack.record import ServicesRecord
-from gyre.stack.spec import ProcessSpec
+from gyre.stack.spec import ProcessSpec, credentials
 
 SYSTEM_USER = "gyre-postgres"
 NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
@@ -76,7 +76,9 @@ def initialise(data: Path, password: str) -> None:
         )  # fmt: skip
         if os.geteuid() == 0:
             _give_to(user, Path(scratch), secret)
-        result = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, timeout=120)
+        result = subprocess.run(
+            command, **credentials(user), cwd="/", capture_output=True, text=True, timeout=120
+        )
         if result.returncode != 0:
             raise BadInput(f"Postgres could not be set up in {data}: {_last_line(result.stderr)}")
         fresh.rename(data)

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import pwd
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 def no_check() -> bool:
@@ -14,6 +16,13 @@ def no_check() -> bool:
 
 def no_preparation() -> None:
     return None
+
+
+def credentials(user: str | None) -> dict[str, Any]:
+    """Arguments of subprocess that make a program run as a system user, with its groups and no others."""
+    if user is None:
+        return {}
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,11 @@ class ProcessSpec:
     """Run each time it has become healthy."""
     stop_signal: signal.Signals = signal.SIGTERM
     stop_grace_s: float = 10.0
+
+    @property
+    def credentials(self) -> dict[str, Any]:
+        """Arguments of subprocess that make it run as ``user``."""
+        return credentials(self.user)
 
     @property
     def fingerprint(self) -> str:
