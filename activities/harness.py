@@ -1,6 +1,7 @@
 """The harness of an attempt: provision its workspace, run it, seal the attempt."""
 
 import asyncio
+import time
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -36,8 +37,9 @@ from gyre.sandbox.attempts import (
 from gyre.settings import Services
 
 HEARTBEAT_S = 1.0
-LOOK_S = 0.05
-"""Between two looks at the supervisor's status file."""
+SHORTEST_LOOK_S, LONGEST_LOOK_S, LOOK_SHARE = 0.05, 0.5, 0.02
+"""Between two looks at the supervisor's status file: a share of the time the harness has run, so that
+the end of a short one is seen at once and a long one costs next to nothing."""
 
 
 class HarnessActivities:
@@ -70,12 +72,13 @@ class HarnessActivities:
         whose heartbeat came too late, leaves them alone: the next one attaches.
         """
         attempt = AttemptId(given.attempt_id)
-        directory = self._directory(attempt)
+        directory, began = self._directory(attempt), time.monotonic()
         try:
             status = await asyncio.to_thread(self._start, attempt, given.limit_s)
             while status.state != "exited":
                 activity.heartbeat()
-                status = await _next_status(directory, HEARTBEAT_S)
+                look_s = min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
+                status = await _next_status(directory, HEARTBEAT_S, look_s)
         except asyncio.CancelledError:
             details = activity.cancellation_details()
             if details is not None and details.cancel_requested:
@@ -153,12 +156,12 @@ def sandbox_limits(task: TaskOfExecution) -> Limits:
     )
 
 
-async def _next_status(directory: Path, patience_s: float) -> HarnessStatus:
-    """The status when it has ended, or what it is after ``patience_s``."""
+async def _next_status(directory: Path, patience_s: float, look_s: float) -> HarnessStatus:
+    """The status when it has ended, or what it is after ``patience_s``; looked at each ``look_s``."""
     loop = asyncio.get_running_loop()
     until = loop.time() + patience_s
     while True:
         status = poll(directory)
         if status.state == "exited" or loop.time() >= until:
             return status
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)

@@ -82,7 +82,12 @@ def load_adapter(name: str) -> Adapter:
 def check_harness(name: str, options: dict[str, str]) -> None:
     """Raise BadInput, before anything is made, if the harness could not be started here."""
     adapter = load_adapter(name)
-    _options(adapter, options)
+    values = {f"options.{k}": v for k, v in _options(adapter, options).items()}
+    values["repository"] = str(REPOSITORY)
+    for mount, template in adapter.mounts.items():
+        folder = _fill(_fill(template, values), values)
+        if not Path(folder).is_dir():
+            raise BadInput(f"harness {name}: its folder {mount!r} is not there: {folder}")
     if adapter.binary:
         _node_prefix(adapter, _find_binary(adapter, options))
 

@@ -21,7 +21,7 @@ from gyre.contracts.lifecycle import EndReason
 from gyre.sandbox import isolation, launch
 from gyre.sandbox.procfs import boot_id, signal_process, start_ticks
 
-START_S = 30.0
+START_S = 20.0
 STOP_S = 15.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,8 @@ from gyre.sandbox.launch import Sandbox
 from gyre.sandbox.relay import Relay
 
 CHECK_S = 1.0
-CHECK_SHARE = 20
-"""A check of the workspace's size waits this many times as long as the last one took."""
+CHECK_SHARE = 100
+"""A check waits this many times as long as the last one took: a large workspace costs 1 % of a core."""
 READ_BYTES = 1 << 16
 
 EXITED, TIME_LIMIT, CANCELLED = "exited", "time_limit", "cancelled"

@@ -139,7 +139,7 @@ def test_an_untouched_workspace_is_reported_as_unchanged(host: Host) -> None:
     assert host.snapshot().num_changed_files == 0
 
 
-def test_f8_work_left_at_the_time_limit_is_scored(host: Host) -> None:
+def test_f8_f10_work_left_at_the_time_limit_is_scored(host: Host) -> None:
     host.gateway.script = [calls_shell("echo hello > out; sleep 30"), says("never")]
     host.provision()
     assert host.run(limit_s=2).end_reason == EndReason.TIME_LIMIT

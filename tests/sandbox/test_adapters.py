@@ -36,6 +36,8 @@ def test_unknown_adapters_and_options_are_named_with_what_is_allowed() -> None:
         adapters.check_harness("tiny", {"turns": "3"})
     with pytest.raises(BadInput, match=r"no program '/no/claude'"):
         adapters.check_harness("claude-code", {"binary": "/no/claude"})
+    with pytest.raises(BadInput, match=r"not there: /no/folder"):
+        adapters.check_harness("tiny", {"folder": "/no/folder"})
     adapters.check_harness("tiny", {"max_turns": "3"})
 
 

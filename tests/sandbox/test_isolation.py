@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -223,25 +225,65 @@ def test_large_requests_and_answers_pass_unchanged(attempts: Attempts, gateway: 
     assert gateway.requests == [{"m": "y" * 2_000_000}]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="it runs as a plain user already")
-def test_a_plain_user_gets_a_sandbox_too(tmp_path: Path) -> None:
-    """The probe as uid 65534, with whatever interpreter such a user can start."""
-    python = Path("/usr/bin/python3")
-    if not python.exists():
-        pytest.skip("no interpreter outside root's home")
-    code = (
-        "import sys; sys.path.append(sys.argv[1]); from gyre.sandbox.isolation import probe; print(probe())"
-    )
-    root = Path(isolation.__file__).parents[2]
+PLAIN_USER = """
+import json, sys, time
+from pathlib import Path
+sys.path.append(sys.argv[1])
+from gyre.sandbox.attempts import HarnessSpec, Limits, kill, poll, start_or_attach
+folder = Path(sys.argv[2])
+for name in ("workspace", "home"):
+    (folder / name).mkdir()
+script = "id -u; unshare -U true && echo more; cat /etc/shadow; i=0; echo x > out;"
+script += "while [ $i -lt 90 ]; do sleep 300 & i=$((i+1)); done"
+spec = HarnessSpec(
+    folder, ["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin"}, "/workspace", 20.0,
+    limits=Limits(processes=30),
+    writable=[[str(folder / "workspace"), "/workspace"], [str(folder / "home"), "/home/agent"]],
+)
+start_or_attach(spec)
+while poll(folder).state != "exited":
+    time.sleep(0.02)
+status = kill(folder)
+print(json.dumps([spec.isolation, status.exit_code, status.failure, (folder / "output.log").read_text()]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="every other test runs as a plain user already")
+def test_a_plain_user_gets_the_same_sandbox() -> None:
+    """As uid 65534, with an interpreter and a folder that such a user can reach."""
+    python, root = Path("/usr/bin/python3"), Path(isolation.__file__).parents[2]
+    folder = Path(tempfile.mkdtemp(prefix="gyre-plain-", dir="/tmp"))
+    os.chown(folder, 65534, 65534)
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    try:
+        if subprocess.run(
+            [*drop, python, "-c", "import sys; open(sys.argv[1])", isolation.__file__]
+        ).returncode:
+            pytest.skip("a plain user cannot start Python here or read this checkout")
+        command = [*drop, python, "-c", PLAIN_USER, root, folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        kind, exit_code, failure, output = json.loads(done.stdout)
+        assert kind == isolation.BWRAP_USERNS
+        assert failure is None
+        assert exit_code != 0
+        assert output.startswith("1000\n")
+        assert "fork" in output
+        assert "more" not in output.splitlines()
+        assert (folder / "workspace" / "out").exists()
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_without_bubblewrap_one_warning_says_what_is_not_isolated() -> None:
+    code = "import sys; sys.path.append(sys.argv[1]); from gyre.sandbox.isolation import probe;"
+    code += "print(probe(), probe())"
+    root = str(Path(isolation.__file__).parents[2])
     done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-c", code, root],
-        capture_output=True,
-        text=True,
-        check=False,
+        [isolation.python(), "-I", "-c", code, root], capture_output=True, text=True, env={"PATH": "/nowhere"}
     )
-    if "No module named" in done.stderr or "Permission denied" in done.stderr:
-        pytest.skip("such a user cannot read this checkout")
-    assert done.stdout.strip() == isolation.BWRAP_USERNS, done.stderr
+    assert done.stdout.split() == [isolation.PLAIN] * 2
+    assert done.stderr.count("can read every file of this user") == 1
 
 
 def test_the_forwarding_programs_import_no_third_party_package() -> None:

@@ -92,7 +92,7 @@ def test_c15_an_end_that_nobody_saw_is_read_before_anything_is_called_lost(attem
     assert (status.end_reason, status.exit_code) == (EndReason.EXITED, 3)
 
 
-def test_d7_g4_the_time_limit_ends_an_endless_harness_while_no_worker_lives(attempts: Attempts) -> None:
+def test_d7_g1_g4_the_time_limit_ends_an_endless_harness_while_no_worker_lives(attempts: Attempts) -> None:
     spec = attempts.spec("/bin/sh", "-c", "trap '' TERM; echo x > starts; while :; do :; done", limit_s=1)
     worker = _worker_that_starts(spec)
     wait_started(spec)
