@@ -1,7 +1,10 @@
 """Checks of what is Gyre's own: fields, fences, the weight pull, memory release, strictness."""
 
+import time
 from collections.abc import Callable
 from typing import Any
+
+import httpx
 
 from gpu_workers.engine.conformance_client import Engine, require
 from gyre.contracts.engine import EngineInfo, GenerateResponse
@@ -38,6 +41,24 @@ def disconnect_frees_the_slot(engine: Engine) -> None:
     after = info(engine).num_running
     require(len(longest.ids) == engine.long_tokens, "the next request was cut")
     require(after == 0, f"{before} running after a disconnect and {after} an answer later")
+
+
+def disconnect_ends_a_waiting_request(engine: Engine) -> None:
+    engine.command("/pause_generation")
+    try:
+        body = {"input_ids": engine.prompt()}
+        try:
+            engine.http.post("/generate", json=body, timeout=httpx.Timeout(10, read=0.2))
+        except httpx.ReadTimeout:
+            pass
+        else:
+            raise AssertionError("a paused engine answered")
+        until = time.monotonic() + 10
+        while info(engine).extra["num_waiting"] and time.monotonic() < until:
+            time.sleep(0.02)
+        require(info(engine).extra["num_waiting"] == 0, "a request outlived its client")
+    finally:
+        engine.command("/continue_generation")
 
 
 def released_memory_holds_requests(engine: Engine) -> None:
@@ -109,6 +130,7 @@ EXTENSIONS: list[Callable[[Engine], None]] = [
     answers_have_versions,
     waiting_request_aborts_empty,
     disconnect_frees_the_slot,
+    disconnect_ends_a_waiting_request,
     released_memory_holds_requests,
     context_bounds_the_answer,
     pull_is_fenced,

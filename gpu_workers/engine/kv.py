@@ -1,5 +1,9 @@
 """KV cache of the running requests: one row a request, grown on demand."""
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,21 +37,27 @@ class RunningCache:
 
     def _zeros(self, rows: int, tokens: int) -> Tensor:
         size = (self._shape.layers, 2, rows, self._shape.kv_heads, tokens, self._shape.head_dim)
-        return torch.zeros(size, dtype=self._dtype, device=self._device)
+        if self._device.type != "cpu" or not math.prod(size):
+            return torch.zeros(size, dtype=self._dtype, device=self._device)
+        # torch.zeros writes every page; calloc, behind numpy, leaves what no token reached uncommitted.
+        raw = np.zeros(math.prod(size) * self._dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(raw).view(self._dtype).view(size)
 
     @property
     def num_bytes(self) -> int:
         return self.data.numel() * self.data.element_size()
 
-    def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for ``rows`` requests of up to ``tokens`` tokens; what is cached stays."""
-        old_rows, old_tokens = self.data.shape[2], self.data.shape[4]
+    def reserve(self, cached: Sequence[int], tokens: int) -> None:
+        """Make room for a row of up to ``tokens`` tokens each; row i keeps its first ``cached[i]`` tokens."""
+        rows, old_rows, old_tokens = len(cached), self.data.shape[2], self.data.shape[4]
         if rows <= old_rows and tokens <= old_tokens:
             return
         new_rows = _grown(old_rows, rows, _FIRST_ROWS, self._max_rows)
         new_tokens = _grown(old_tokens, tokens, _FIRST_TOKENS, self._max_tokens)
         grown = self._zeros(new_rows, new_tokens)
-        grown[:, :, :old_rows, :, :old_tokens] = self.data
+        for row, length in enumerate(cached):
+            if length:
+                grown[:, :, row, :, :length] = self.data[:, :, row, :, :length]
         self.data = grown
 
     def move(self, source: int, target: int, length: int) -> None:

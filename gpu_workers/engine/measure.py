@@ -23,7 +23,7 @@ def measure(model: Model, shape: Architecture, *, batch: int, prompt: int, steps
     """Prefill ``batch`` prompts, then decode and sample ``steps`` tokens of each."""
     dtype, device = model.weights.embed.dtype, model.weights.embed.device
     cache = RunningCache(shape, max_rows=batch, max_tokens=prompt + steps, dtype=dtype, device=device)
-    cache.reserve(batch, prompt + steps)
+    cache.reserve([0] * batch, prompt + steps)
     ids = torch.randint(0, shape.vocab_size, (batch, prompt)).tolist()
     started = time.perf_counter()
     for row in range(batch):

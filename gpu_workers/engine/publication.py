@@ -8,7 +8,7 @@ from typing import Any
 from gpu_workers.engine.scheduler import Scheduler
 from gpu_workers.engine.weights import WeightPuller, fuse
 from gyre.contracts.engine import PullWeights
-from gyre.contracts.errors import Fenced
+from gyre.contracts.errors import EngineFailed, Fenced
 
 SWAP_S = 60.0
 """A swap waits for one scheduler step."""
@@ -68,5 +68,11 @@ class Publication:
         model = self._scheduler.model
         weights = fuse(model.shape, pulled.tensors, dtype=model.dtype, device=model.device)
         swap = self._scheduler.swap(weights, pulled.version, request.mode)
-        swap.result(timeout=SWAP_S)
+        try:
+            swap.result(timeout=SWAP_S)
+        except TimeoutError:
+            # Cancelled, so that it cannot happen after the caller was told that it did not.
+            if swap.cancel():
+                raise EngineFailed(f"the scheduler did not swap the weights within {SWAP_S:g} s") from None
+            swap.result(timeout=SWAP_S)
         return _Taken(pulled.version, pulled.sha256, pulled.num_bytes)

@@ -109,7 +109,7 @@ class Scheduler:
 
     def flush_cache(self) -> Future[None]:
         """Forget all prefixes; running requests keep their KV."""
-        return self._call(self._prefixes.clear)
+        return self._call(self._flush)
 
     def release_memory(self) -> Future[None]:
         """Free the KV and the device's copy of the weights; requests hold until ``resume_memory``."""
@@ -174,8 +174,11 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_batch:
             self._running.append(self._waiting.popleft())
+        self._reserve()
+
+    def _reserve(self) -> None:
         longest = max((len(g.tokens) for g in self._running), default=0)
-        self._cache.reserve(len(self._running), longest)
+        self._cache.reserve([g.num_cached for g in self._running], longest)
 
     def _prefill(self) -> None:
         """A bounded number of uncached tokens, oldest request first."""
@@ -213,7 +216,7 @@ class Scheduler:
         if not ready:
             return
         rows, generations = zip(*ready, strict=True)
-        self._cache.reserve(len(self._running), max(len(g.tokens) for g in generations))
+        self._reserve()
         logits_BV = self.model.decode(
             self._cache.data, rows, [g.tokens[-1] for g in generations], [g.num_cached for g in generations]
         )
@@ -270,6 +273,11 @@ class Scheduler:
     def _retract(self) -> None:
         for generation in self._running:
             generation.drop_kv()
+
+    def _flush(self) -> None:
+        self._prefixes.clear()
+        if not self._running:
+            self._cache.release()
 
     def _release(self) -> None:
         self.released = True

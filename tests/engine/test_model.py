@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 
 def make_cache(model: Model, rows: int, tokens: int) -> RunningCache:
     cache = RunningCache(model.shape, max_rows=8, max_tokens=CONTEXT, dtype=model.dtype, device=model.device)
-    cache.reserve(rows, tokens)
+    cache.reserve([0] * rows, tokens)
     return cache
 
 
@@ -80,7 +80,7 @@ def test_variants(tmp_path: Path, changes: dict[str, object]) -> None:
 def test_growth_keeps_what_is_cached(model: Model, reference: tuple[Path, Qwen3ForCausalLM]) -> None:
     ids, cache = random_ids(300), make_cache(model, 1, 10)
     model.prefill(cache.row(0), ids[:200], 0)
-    cache.reserve(3, 300)
+    cache.reserve([200, 0, 0], 300)
     cache.move(0, 2, 200)
     logits = model.prefill(cache.row(2), ids[200:], 200)
     assert_close(logits[0], expected_logits(reference[1], ids)[-1])
