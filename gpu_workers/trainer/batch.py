@@ -66,7 +66,7 @@ class BatchRunner:
             started = time.monotonic()
             while self._round(work, kind):
                 pass
-            work.seconds[kind] = time.monotonic() - started
+            work.seconds[kind.value] = time.monotonic() - started
         self._check_covered(work)
         return work
 

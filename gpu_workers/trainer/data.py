@@ -75,7 +75,10 @@ def _chain(leaf: str, nodes: Mapping[str, TreeNode]) -> list[TreeNode]:
 def _logprobs(node: TreeNode, cut: int) -> NDArray[np.float32]:
     if node.kind != NodeKind.SAMPLED or node.logprobs is None:
         raise TrainerFailed(f"{node.id} was not sampled by the policy, so it cannot be a target")
-    return np.frombuffer(node.logprobs, "<f4", count=cut)
+    logprobs = np.frombuffer(node.logprobs, "<f4", count=cut)
+    if not np.isfinite(logprobs).all():
+        raise TrainerFailed(f"{node.id} has a log-probability that is not finite")
+    return logprobs
 
 
 def pack(paths: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Packed:

@@ -75,7 +75,7 @@ def policy_loss(
 
 def totals(logprobs_T: Tensor, behaviour_T: Tensor, entropy_T: Tensor, cap: float) -> Totals:
     """Statistics of one micro-step's targets."""
-    log_ratio = logprobs_T.detach() - behaviour_T
+    log_ratio = (logprobs_T.detach() - behaviour_T).double()  # exp of 100 is too much for float32
     ratio = log_ratio.exp()
     return Totals(
         num_targets=len(log_ratio),

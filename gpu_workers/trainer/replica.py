@@ -1,5 +1,6 @@
 """What every rank of a trainer does: forward, backward, update. It knows no Postgres and no S3."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from gpu_workers.trainer.logprobs import Scored, score_targets
 from gpu_workers.trainer.model import DTYPES, PolicyModel
 from gpu_workers.trainer.optimizer import MainGradAdamW
 from gpu_workers.transfer import payload_sha256
+from gyre.contracts.errors import TrainerFailed
 from gyre.settings.runfile import LossSection, OptimizerSection
 
 Sums = dict[str, tuple[float, int]]
@@ -110,10 +112,15 @@ class Replica:
         return StepResult(value.item(), len(packed.row.tokens), totals, sums)
 
     def close(self, num_executions: int, clip_norm: float) -> CloseResult:
-        """Reduce over ranks, divide by M once, clip by the global norm once, update."""
+        """Reduce over ranks, divide by M once, clip by the global norm once, update.
+
+        Raises TrainerFailed, and updates nothing, if the gradient is not finite.
+        """
         self._reduce()
         digest = self.gradient_sha256()
         norm = self._global_norm() / num_executions
+        if not math.isfinite(norm):
+            raise TrainerFailed(f"the gradient norm is {norm}: parameters are left as they were")
         clip = min(1.0, clip_norm / (norm + 1e-6))
         self._optimizer.step(clip / num_executions)
         return CloseResult(norm, digest)

@@ -73,6 +73,15 @@ def test_a_piece_alone_is_refused_without_the_others_scores(replica: Replica) ->
         needing_gradient(paths[:1], scored, CAPPED)
 
 
+def test_a_gradient_that_is_not_finite_updates_nothing(replica: Replica) -> None:
+    before = {name: tensor.clone() for name, tensor in (replica.export() or {}).items()}
+    replica.accumulate([random_path(0, advantage=float("nan"))], {}, LossSection(form="truncated"), 1.0)
+    with pytest.raises(TrainerFailed, match="norm is nan"):
+        replica.close(1, 1.0)
+    after = replica.export() or {}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_the_gradient_is_that_of_the_definition(replica: Replica) -> None:
     """Against torch's own differentiation of sum_i 1/|T_i| sum_t -A w log pi, one path at a time."""
     first = execution(replica, 0.001, 1.0, num_paths=2)

@@ -1,4 +1,4 @@
-"""``python -m gpu_workers.trainer``: two tensor-parallel ranks behind a socket, and what ends them."""
+"""``python -m gpu_workers.trainer``: two data-parallel ranks behind a socket, and what ends them."""
 
 import json
 import socket
@@ -68,8 +68,7 @@ def command_line(boot: Path) -> list[str]:
 def trainer_socket(
     database: Engine, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
 ) -> Iterator[socket.socket]:
-    cells = {"tensor_parallel": 2}
-    add_run(database, run_config(model_dir, cells=cells, loss={"form": "truncated"}))
+    add_run(database, run_config(model_dir, cells={"data_parallel": 2}, loss={"form": "truncated"}))
     add_batch(database, [Turns(1.0), Turns(-1.0)], [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1)])])
     first, second = boots(short_folder, services, postgres_dsn)
     parent = subprocess.Popen(
@@ -127,7 +126,7 @@ def check_against_one_rank(
     tensors: dict[str, torch.Tensor],
     metrics: dict[str, Any],
 ) -> None:
-    """The same batch, as version 2 rows of the same content, by one rank in this process."""
+    """The same batch, trained again by one rank in this process."""
     store = BlobStore(services, database)
     with transaction(database) as session:
         for table in ("policy_version", "checkpoint", "contribution"):

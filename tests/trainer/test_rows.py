@@ -165,6 +165,11 @@ def test_rows_that_disagree_are_refused(batch: Engine) -> None:
     with pytest.raises(TrainerFailed, match="does not have the tokens"):
         assemble(row, nodes, executions[name])
     row.num_tokens -= 1
+    broken = nodes[row.leaf_node_id]
+    kept, broken.logprobs = broken.logprobs, np.full(4, -np.inf, "<f4").tobytes()
+    with pytest.raises(TrainerFailed, match="not finite"):
+        assemble(row, nodes, executions[name])
+    broken.logprobs = kept
     row.target_node_ids = [node.id for node in nodes.values()]
     with pytest.raises(TrainerFailed, match="not sampled"):
         assemble(row, nodes, executions[name])
