@@ -66,7 +66,9 @@ def postgres_server(short_folder: Path) -> Iterator[str]:
     postgres.initialise(short_folder / "postgres", password)
     spec = postgres.server(short_folder / "postgres", log, port, dsn, UNSAFE_AND_QUICK)
     with log.open("wb") as output:
-        process = subprocess.Popen(spec.command, **spec.credentials, cwd="/", stdout=output, stderr=output)
+        process = subprocess.Popen(
+            spec.command, **spec.credentials._asdict(), cwd="/", stdout=output, stderr=output
+        )
     while not spec.healthy():
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)

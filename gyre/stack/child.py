@@ -156,20 +156,21 @@ class Child:
     async def _spawn(self) -> None:
         await asyncio.to_thread(self.spec.prepare)
         _turn_over(self.spec.log)
+        who = self.spec.credentials
         with self.spec.log.open("ab") as log:
-            started: subprocess.Popen[bytes] = subprocess.Popen(
+            self._popen = subprocess.Popen(
                 self.spec.command,
                 cwd=self.spec.cwd,
                 env={**os.environ, **self.spec.environment},
-                **self.spec.credentials,
+                user=who.user,
+                group=who.group,
+                extra_groups=who.extra_groups,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                text=False,
             )
-        self._popen = started
-        self.process = identify(started.pid)
+        self.process = identify(self._popen.pid)
         if self.process is not None:
             entry = Entry(process=self.process, fingerprint=self.spec.fingerprint)
             self._ledger.put(self.spec.name, entry)

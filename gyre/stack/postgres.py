@@ -77,7 +77,7 @@ def initialise(data: Path, password: str) -> None:
         if os.geteuid() == 0:
             _give_to(user, Path(scratch), secret)
         result = subprocess.run(
-            command, **credentials(user), cwd="/", capture_output=True, text=True, timeout=120
+            command, **credentials(user)._asdict(), cwd="/", capture_output=True, text=True, timeout=120
         )
         if result.returncode != 0:
             raise BadInput(f"Postgres could not be set up in {data}: {_last_line(result.stderr)}")

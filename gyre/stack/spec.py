@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 
 def no_check() -> bool:
@@ -18,11 +18,19 @@ def no_preparation() -> None:
     return None
 
 
-def credentials(user: str | None) -> dict[str, Any]:
-    """Arguments of subprocess that make a program run as a system user, with its groups and no others."""
+class Credentials(NamedTuple):
+    """Who a program runs as; all None: whoever starts it. The names are those of subprocess."""
+
+    user: str | None
+    group: int | None
+    extra_groups: list[int] | None
+
+
+def credentials(user: str | None) -> Credentials:
+    """A system user with its own group and no others."""
     if user is None:
-        return {}
-    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+        return Credentials(None, None, None)
+    return Credentials(user, pwd.getpwnam(user).pw_gid, [])
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,7 @@ class ProcessSpec:
     stop_grace_s: float = 10.0
 
     @property
-    def credentials(self) -> dict[str, Any]:
-        """Arguments of subprocess that make it run as ``user``."""
+    def credentials(self) -> Credentials:
         return credentials(self.user)
 
     @property
