@@ -1,0 +1,73 @@
+"""Kill -9 in the middle of a run: it finishes, and the witness finds nothing wrong."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from db.models import Execution, ModelCall, PolicyVersion
+from db.session import transaction
+from tests.e2e.conftest import World
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def start(world: World, name: str) -> Path:
+    path = world.run_file(name)
+    world.gyre("run", str(path), "--detach")
+    return path
+
+
+def in_mid_run(world: World, name: str) -> bool:
+    """Some executions have ended, others run, and training has not."""
+    with transaction(world.database) as session:
+        rows = session.execute(
+            select(Execution.status, func.count()).where(Execution.run_id == name).group_by(Execution.status)
+        )
+        counts = {row[0]: row[1] for row in rows}
+        calls = session.scalar(select(func.count()).where(ModelCall.run_id == name)) or 0
+    return counts.get("running", 0) > 0 and counts.get("terminal", 0) > 0 and calls > 3
+
+
+def after_first_update(world: World, name: str) -> bool:
+    with transaction(world.database) as session:
+        query = select(func.max(PolicyVersion.version)).where(PolicyVersion.run_id == name)
+        return (session.scalar(query) or 0) >= 1 and in_mid_run(world, name)
+
+
+def check(world: World, name: str) -> None:
+    shown = world.until_finished(name)
+    assert shown["account"]["trained"] == 4
+    assert all(shown["checks"].values()), shown["checks"]
+    report = world.json("audit", name)
+    assert report["violations"] == []
+
+
+@pytest.mark.parametrize("process", ["worker", "gateway", "cell-0"])
+def test_a_killed_process_of_the_run(world: World, process: str) -> None:
+    name = f"kill-{process}"
+    start(world, name)
+    world.until(lambda: in_mid_run(world, name))
+    os.kill(world.pid(f"{name}/{process}"), signal.SIGKILL)
+    check(world, name)
+
+
+def test_a_killed_temporal_server(world: World) -> None:
+    start(world, "kill-temporal")
+    world.until(lambda: in_mid_run(world, "kill-temporal"))
+    os.kill(world.pid("temporal"), signal.SIGKILL)
+    check(world, "kill-temporal")
+
+
+def test_wiped_temporal_data(world: World) -> None:
+    """The run goes on from Postgres and S3 alone."""
+    path = start(world, "wiped")
+    world.until(lambda: after_first_update(world, "wiped"))
+    world.gyre("down")
+    shutil.rmtree(world.state_dir / "temporal")
+    world.gyre("up")
+    world.gyre("run", str(path), "--resume", "--detach")
+    check(world, "wiped")

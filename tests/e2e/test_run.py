@@ -1,0 +1,185 @@
+"""One small run, end to end: what it must leave in Postgres and in Temporal."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import select
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowHistory
+from temporalio.worker import Replayer
+
+from db.models import Execution, ModelCall, PolicyVersion, Run, TreeNode
+from db.session import transaction
+from gyre.contracts.ids import RunId, attempt_id, group_id
+from gyre.contracts.tokens import attempt_token
+from gyre.durable import client as durable
+from tests.e2e.conftest import World
+from workflows.registry import WORKFLOWS, runner
+
+R = TypeVar("R")
+PAYLOAD_LIMIT = 16 * 1024
+
+
+@pytest.fixture(scope="module")
+def histories(world: World, finished: str) -> list[WorkflowHistory]:
+    """Every history of the run, earlier runs of a continued workflow included."""
+
+    async def fetch(client: Client) -> list[WorkflowHistory]:
+        query = f"GyreRun = '{finished}'"
+        found = client.list_workflows(query).map_histories()
+        return [history async for history in found]
+
+    return with_client(world, fetch)
+
+
+def with_client(world: World, use: Callable[[Client], Awaitable[R]]) -> R:
+    async def main() -> R:
+        return await use(await durable.connect(world.services.temporal_address))
+
+    return asyncio.run(main())
+
+
+def test_the_account_balances(world: World, finished: str) -> None:
+    shown = world.json("show", finished)
+    account = shown["account"]
+    assert account["dispatched"] == 4
+    assert account["dispatched"] == sum(account[k] for k in ("trained", "ready", "running", "dropped"))
+    assert account["trained"] == 4
+    assert all(shown["checks"].values()), shown["checks"]
+    assert sum(shown["dispositions"].values()) == 4 * 4 + 3 * 2
+
+
+def test_the_witness_agrees(world: World, finished: str) -> None:
+    report = world.json("audit", finished)
+    assert report["violations"] == []
+    for key in ("targets_not_sampled", "targets_repeated", "hash_mismatches"):
+        assert report[key] == 0
+    assert report["coverage"] == 1
+    assert report["logprob_gap_mean"] <= 1e-3
+    assert report["logprob_gap_p999"] <= 1e-2
+    assert report["versions"] == 3
+    assert 0 < report["largest_payload_bytes"] <= PAYLOAD_LIMIT
+
+
+def test_weights_crossed_by_mooncake_and_bytes_were_counted(world: World, finished: str) -> None:
+    with transaction(world.database) as session:
+        query = select(PolicyVersion).where(PolicyVersion.run_id == finished, PolicyVersion.version > 0)
+        versions = session.scalars(query).all()
+    assert [version.version for version in versions] == [1, 2]
+    assert all((version.published_bytes or 0) > 1_000_000 for version in versions)
+    assert len({version.sha256 for version in versions}) == 2
+
+
+def test_every_span_knows_its_version(world: World, finished: str) -> None:
+    with transaction(world.database) as session:
+        query = (
+            select(TreeNode.versions, TreeNode.num_tokens)
+            .join(ModelCall, ModelCall.id == TreeNode.call_id)
+            .where(ModelCall.run_id == finished, TreeNode.kind == "sampled")
+        )
+        nodes = session.execute(query).all()
+    assert {version for spans, _ in nodes for version, _ in spans} == {0, 1, 2}
+    assert all(sum(count for _, count in spans) == tokens for spans, tokens in nodes)
+
+
+def test_no_payload_is_large(histories: list[WorkflowHistory]) -> None:
+    largest = max(len(data) for history in histories for data in payloads(history))
+    assert 0 < largest <= PAYLOAD_LIMIT
+
+
+def test_no_secret_is_in_a_history(world: World, finished: str, histories: list[WorkflowHistory]) -> None:
+    with transaction(world.database) as session:
+        secret = session.get_one(Run, finished).secret
+    execution = f"{group_id(RunId(finished), 0)}/rollout/0"
+    token = attempt_token(secret, attempt_id(execution, 1))
+    text = "".join(history.to_json() for history in histories)
+    mark = token.rsplit(".", 1)[-1]
+    assert mark not in text
+    logs = (world.state_dir / "runs" / finished).glob("**/*.log")
+    assert all(mark not in path.read_text(errors="replace") for path in logs)
+
+
+def test_every_history_replays(histories: list[WorkflowHistory]) -> None:
+    kinds = Counter(
+        history.events[0].workflow_execution_started_event_attributes.workflow_type.name
+        for history in histories
+    )
+    assert set(kinds) >= {"TrainingRun", "QueryGroup", "Rollout", "TrainingBurst", "Cell"}
+
+    async def replay() -> None:
+        replayer = Replayer(
+            workflows=WORKFLOWS,
+            workflow_runner=runner(),
+            data_converter=durable.pydantic_data_converter,
+        )
+        for history in histories:
+            await replayer.replay_workflow(history)
+
+    asyncio.run(replay())
+
+
+def test_the_run_continued_as_new(histories: list[WorkflowHistory]) -> None:
+    ended = [history.events[-1].event_type for history in histories if history.workflow_id == "run/whole"]
+    assert ended.count(EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW) >= 2
+    assert ended.count(EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED) == 1
+
+
+def test_one_history_tells_a_rollout(world: World, finished: str, histories: list[WorkflowHistory]) -> None:
+    """Stages, calls, tokens, snapshot, evaluator attempts and reward, from Temporal alone."""
+    name = f"{group_id(RunId(finished), 3)}/rollout/0"
+    told = tell(next(history for history in histories if history.workflow_id == name))
+    with transaction(world.database) as session:
+        row = session.get_one(Execution, name)
+        calls = session.scalars(select(ModelCall).where(ModelCall.execution_id == name)).all()
+    assert told["stages"] == [
+        "open_attempt",
+        "provision_workspace",
+        "run_harness",
+        "seal_attempt",
+        "take_snapshot",
+        "fold_execution",
+    ]
+    assert told["num_calls"] == len(calls) > 0
+    assert told["num_output_tokens"] == sum(call.num_output_tokens for call in calls)
+    assert told["snapshot_id"] == f"{name}/attempt/1/snapshot"
+    assert told["num_tries"] == 1
+    assert f"{told['reward_id']}" == row.reward_id
+    assert told["disposition"] == row.disposition == "scored"
+
+
+def tell(history: WorkflowHistory) -> dict[str, object]:
+    """Read a Rollout's history as a person would: names of activities and the fields of their results."""
+    told: dict[str, object] = {"stages": []}
+    for event in history.events:
+        if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+            scheduled = event.activity_task_scheduled_event_attributes
+            told["stages"].append(scheduled.activity_type.name)
+        for results in (
+            event.activity_task_completed_event_attributes.result,
+            event.child_workflow_execution_completed_event_attributes.result,
+        ):
+            for payload in results.payloads:
+                told |= json.loads(payload.data)
+    return told
+
+
+def payloads(history: WorkflowHistory) -> list[bytes]:
+    """The data of every payload in a history."""
+    found: list[bytes] = []
+
+    def walk(value: object) -> None:
+        if isinstance(value, dict):
+            if "metadata" in value and "data" in value:
+                found.append(str(value["data"]).encode())
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    walk(json.loads(history.to_json()))
+    return found
