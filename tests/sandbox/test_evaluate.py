@@ -76,6 +76,13 @@ def test_f14_anything_else_is_a_failure(archive: Path, script: str, reason: str)
         score(archive, script)
 
 
+def test_a_reward_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("1")
+    (tmp_path / "reward.txt").symlink_to("elsewhere")
+    with pytest.raises(EvaluatorFailed, match="no reward"):
+        read_reward(tmp_path / "reward.txt")
+
+
 def test_d7_an_endless_evaluator_is_ended_and_its_output_kept(archive: Path) -> None:
     script = f"echo 1 > {REWARD}; echo working; trap '' TERM; while :; do :; done"
     with pytest.raises(EvaluationFailure, match="stopped after 1 s") as failure:

@@ -195,17 +195,23 @@ def test_the_gateway_is_reached_and_found_again_after_a_restart(
     assert gateway.keys == ["Bearer the-token"] * 2
 
 
-def test_a_connection_is_held_while_the_gateway_is_away(
-    attempts: Attempts, gateway: Gateway, tmp_path: Path
-) -> None:
+def test_a_connection_is_held_while_the_gateway_is_away(attempts: Attempts, gateway: Gateway) -> None:
     gateway.script = [says("done")]
     gateway.stop()
-    spec = _tiny(attempts, gateway, tmp_path)
+    # A client that does not try again.
+    program = (
+        "import http.client, os\n"
+        f"c = http.client.HTTPConnection('127.0.0.1', {isolation.PORT})\n"
+        "c.request('POST', '/v1/chat/completions', '{}', {'Authorization': 'k'})\n"
+        "open('asked', 'w').close()\n"
+        "print(c.getresponse().status)\n"
+    )
+    spec = attempts.spec(isolation.python(), "-I", "-S", "-c", program, gateway=str(gateway.path))
     start_or_attach(spec)
-    wait_until(lambda: poll(spec.directory).state == "running")
+    wait_until(lambda: (spec.directory / "workspace" / "asked").exists())
     gateway.start()
     assert wait_exited(spec.directory).exit_code == 0
-    assert len(gateway.requests) == 1
+    assert (spec.directory / "output.log").read_text() == "200\n"
 
 
 def test_large_requests_and_answers_pass_unchanged(attempts: Attempts, gateway: Gateway) -> None:

@@ -143,6 +143,7 @@ def test_g7_a_killed_supervisor_takes_its_sandbox_along_and_nothing_starts_again
     status = wait_exited(spec.directory)
     assert status.end_reason == EndReason.SANDBOX_LOST
     assert "supervisor died" in str(status.failure)
+    wait_until(lambda: not _running("sleep\0980\0"))
     kill(spec.directory)
     assert not _running("sleep\0980\0")
     assert start_or_attach(spec).end_reason == EndReason.SANDBOX_LOST
