@@ -17,6 +17,9 @@ from gyre.contracts.lifecycle import (
     RunStatus,
 )
 
+SEALED = "is sealed"
+"""In the failure of a call that came back after its attempt was sealed: nobody waits for it any more."""
+
 
 class Interruptions(NamedTuple):
     """What went wrong while harnesses ran."""
@@ -79,12 +82,13 @@ def check_account(rows: RunRows, findings: Findings) -> None:
             findings.require("account_balances", group.batch_id is None, sentence)
             continue
         unfinished = sum(member.status != ExecutionStatus.TERMINAL for member in members)
+        batch = batches.get(group.batch_id or "")
         holds = {
-            GroupStatus.TRAINED: batches.get(group.batch_id or "") == BatchStatus.TRAINED,
-            GroupStatus.ASSIGNED: batches.get(group.batch_id or "") == BatchStatus.OPEN,
+            GroupStatus.TRAINED: batch == BatchStatus.TRAINED and unfinished == 0,
+            GroupStatus.ASSIGNED: batch == BatchStatus.OPEN and unfinished == 0,
             GroupStatus.READY: group.batch_id is None and unfinished == 0,
             GroupStatus.RUNNING: group.batch_id is None and rows.status != RunStatus.FINISHED,
-            GroupStatus.DROPPED: group.batch_id is None and bool(group.drop_reason),
+            GroupStatus.DROPPED: group.batch_id is None and unfinished == 0 and bool(group.drop_reason),
         }
         sentence = (
             f"{group.id} is {group.status} with {unfinished} unfinished executions, "
@@ -100,7 +104,13 @@ def count_interruptions(rows: RunRows, findings: Findings) -> Interruptions:
     """
     gone = {EndReason.TIME_LIMIT, EndReason.CANCELLED, EndReason.SANDBOX_LOST}
     ended = {attempt.id for attempt in rows.attempts if attempt.end_reason in gone}
-    failed = [c for c in rows.calls if c.status == CallStatus.FAILED and c.attempt_id not in ended]
+    failed = [
+        call
+        for call in rows.calls
+        if call.status == CallStatus.FAILED
+        and call.attempt_id not in ended
+        and SEALED not in (call.failure or "")
+    ]
     discarded = {c.id: c.num_output_tokens for c in failed if c.num_output_tokens}
     for node in rows.aborts:
         if node.attempt_id not in ended:

@@ -23,13 +23,17 @@ MAX_TOKENS = 20_000
 """Sampled tokens to recompute: minutes on two cores for a small model, far above what a mean needs."""
 
 
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
 def audit_run(
     services: Services,
     run_id: str,
     *,
     max_tokens: int = MAX_TOKENS,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> AuditReport:
     """Recount ``run_id``. Reads only; a run that is still going is audited as of now.
 
@@ -40,23 +44,26 @@ def audit_run(
     try:
         with transaction(database) as session:
             rows_of.freeze(session)
-            rows = rows_of.read_run(session, run_id)
-            if rows is None:
-                raise BadInput(f"no run '{run_id}' in this Postgres")
-            return _audit(session, rows, services, RunId(run_id), max_tokens, seed, progress)
+            return audit_session(
+                session, services, run_id, max_tokens=max_tokens, seed=seed, progress=progress
+            )
     finally:
         database.dispose()
 
 
-def _audit(
+def audit_session(
     session: Session,
-    rows: RunRows,
     services: Services,
-    run: RunId,
-    max_tokens: int,
-    seed: int,
-    progress: Progress,
+    run_id: str,
+    *,
+    max_tokens: int = MAX_TOKENS,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> AuditReport:
+    """``audit_run`` in a transaction of the caller's."""
+    rows = rows_of.read_run(session, run_id)
+    if rows is None:
+        raise BadInput(f"no run '{run_id}' in this Postgres")
     findings, bucket = Findings(), Bucket(services)
     chosen = choose_calls(rows.spans, max_tokens, seed)
     trees = walk_trees(session, rows, chosen, findings, progress)
@@ -69,12 +76,12 @@ def _audit(
     gradients = count_gradients(rows, findings)
     waterlevel = count_waterlevel(rows, findings)
     interruptions = count_interruptions(rows, findings)
-    payload = largest_payload_bytes(services, run)
+    payload = largest_payload_bytes(services, RunId(run_id))
     sentence = f"a payload of {payload} bytes went through Temporal"
     findings.require("payloads_small", (payload or 0) <= MAX_PAYLOAD_BYTES, sentence)
     gap_mean, gap_p999 = logprobs.summary()
     return AuditReport(
-        run=run,
+        run=run_id,
         calls=trees.num_calls,
         coverage=trees.coverage,
         hash_mismatches=trees.hash_mismatches,

@@ -1,4 +1,4 @@
-"""A database with the small run, cloned for each test, so that each may corrupt its own."""
+"""A database with the small run: each test corrupts it in a transaction of its own, which is rolled back."""
 
 import uuid
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 import torch
-from sqlalchemy import Engine, text
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from db.session import connect
-from gyre.audit.objects import Bucket
 from gyre.audit.report import AuditReport
-from gyre.audit.witness import audit_run
+from gyre.audit.witness import audit_session
 from gyre.settings import Services
 from gyre.store import BlobStore
 from gyre.store.blobs import s3_client
@@ -25,26 +25,20 @@ TEMPLATE = "gyre_audited"
 
 @dataclass(frozen=True)
 class Audited:
-    """The small run in a database of this test's own; S3 and Temporal are shared."""
+    """The small run in a transaction that is rolled back; S3 and Temporal are shared."""
 
     services: Services
-    database: Engine
-
-    @property
-    def bucket(self) -> Bucket:
-        return Bucket(self.services)
+    session: Session
 
     def change(self, *statements: str) -> None:
-        with self.database.begin() as connection:
-            for statement in statements:
-                connection.execute(text(statement))
+        for statement in statements:
+            self.session.execute(text(statement))
 
     def value(self, statement: str) -> Any:
-        with self.database.begin() as connection:
-            return connection.execute(text(statement)).scalar_one()
+        return self.session.execute(text(statement)).scalar_one()
 
     def audit(self, **options: Any) -> AuditReport:
-        return audit_run(self.services, small_run.RUN, **options)
+        return audit_session(self.session, self.services, small_run.RUN, **options)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,13 +63,19 @@ def audited_template(postgres_server: str, services: Services, model_folder: Pat
 
 @pytest.fixture
 def audited(postgres_server: str, audited_template: str, services: Services) -> Iterator[Audited]:
+    database = connect(_named(postgres_server, audited_template), pool_size=1)
+    with Session(database) as session:
+        yield Audited(services, session)
+    database.dispose()
+
+
+@pytest.fixture
+def copied(postgres_server: str, audited_template: str, services: Services) -> Iterator[Services]:
+    """Services whose Postgres holds a copy of the small run, for what reads it over its own connection."""
     name = f"a{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {audited_template}")
-    dsn = _named(postgres_server, name)
-    database = connect(dsn, pool_size=1)
-    yield Audited(services.model_copy(update={"postgres_dsn": dsn}), database)
-    database.dispose()
+    yield services.model_copy(update={"postgres_dsn": _named(postgres_server, name)})
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -3,15 +3,16 @@
 import json
 from pathlib import Path
 
+import psycopg
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from gyre.audit.command import audit
 from gyre.contracts.errors import BadInput
+from gyre.settings import Services
 from gyre.stack.files import StateDir
 from gyre.stack.runs import ensure_run
-from tests.audit.conftest import Audited
 from tests.audit.small_tree import RUN
 
 STABLE_KEYS = {
@@ -30,14 +31,14 @@ def app() -> typer.Typer:
 
 
 @pytest.fixture
-def started(audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audited:
+def started(copied: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
     """The small run as one that was started from the state directory of this test."""
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path))
-    ensure_run(StateDir(tmp_path), RUN, audited.services, 1, 1)
-    return audited
+    ensure_run(StateDir(tmp_path), RUN, copied, 1, 1)
+    return copied
 
 
-def test_json_is_one_document_with_the_stable_keys(started: Audited, app: typer.Typer) -> None:
+def test_json_is_one_document_with_the_stable_keys(started: Services, app: typer.Typer) -> None:
     result = CliRunner().invoke(app, [RUN, "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
@@ -45,16 +46,17 @@ def test_json_is_one_document_with_the_stable_keys(started: Audited, app: typer.
     assert document["violations"] == []
 
 
-def test_a_violation_is_told_and_exits_with_1(started: Audited, app: typer.Typer) -> None:
-    started.change("UPDATE batch SET num_executions = 7 WHERE version = 1")
+def test_a_violation_is_told_and_exits_with_1(started: Services, app: typer.Typer) -> None:
+    with psycopg.connect(started.postgres_dsn) as connection:
+        connection.execute("UPDATE batch SET num_executions = 7 WHERE version = 1")
     result = CliRunner().invoke(app, [f"run/{RUN}", "--tokens", "0"])
     assert result.exit_code == 1
     assert "divides by 7, but has 4 frozen rewards" in result.stdout
     assert "hash_mismatches" in result.stdout
 
 
-def test_postgres_out_of_reach_is_one_sentence(started: Audited, app: typer.Typer, tmp_path: Path) -> None:
-    nowhere = started.services.model_copy(update={"postgres_dsn": "postgresql://u:p@127.0.0.1:1/gyre"})
+def test_postgres_out_of_reach_is_one_sentence(started: Services, app: typer.Typer, tmp_path: Path) -> None:
+    nowhere = started.model_copy(update={"postgres_dsn": "postgresql://u:p@127.0.0.1:1/gyre"})
     ensure_run(StateDir(tmp_path), RUN, nowhere, 1, 1)
     result = CliRunner().invoke(app, [RUN])
     assert isinstance(result.exception, BadInput)
@@ -62,8 +64,8 @@ def test_postgres_out_of_reach_is_one_sentence(started: Audited, app: typer.Type
     assert "\n" not in str(result.exception)
 
 
-def test_s3_out_of_reach_is_one_sentence(started: Audited, app: typer.Typer, tmp_path: Path) -> None:
-    nowhere = started.services.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
+def test_s3_out_of_reach_is_one_sentence(started: Services, app: typer.Typer, tmp_path: Path) -> None:
+    nowhere = started.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
     ensure_run(StateDir(tmp_path), RUN, nowhere, 1, 1)
     result = CliRunner().invoke(app, [RUN])
     assert isinstance(result.exception, BadInput)

@@ -321,6 +321,16 @@ ACCOUNT = [
         ("UPDATE query_group SET status = 'ready' WHERE id = 'run/audited/group/0'",),
     ),
     Corruption(
+        "a ready group that is not",
+        "account_balances",
+        {},
+        (
+            "UPDATE run SET status = 'running'",
+            "UPDATE execution SET status = 'running', disposition = NULL, terminal_at = NULL "
+            "WHERE id = 'run/audited/group/2/rollout/2'",
+        ),
+    ),
+    Corruption(
         "a group dropped without a reason",
         "account_balances",
         {},

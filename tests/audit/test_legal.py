@@ -96,6 +96,15 @@ def test_a_call_that_ends_with_its_harness_interrupts_nobody(audited: Audited) -
     assert (report.executions_interrupted, report.sampled_tokens_discarded) == (0, 0)
 
 
+def test_a_call_that_outlives_its_attempt_interrupts_nobody(audited: Audited) -> None:
+    failure = "failure = 'run/audited/x is sealed: nothing can be recorded for it any more'"
+    change = call(3, f"status = 'failed', committed_at = NULL, {failure}")
+    audited.change(change.replace(ROLLOUT, EXCLUDED))
+    report = audited.audit(max_tokens=0)
+    assert report.clean, report.violations
+    assert report.executions_interrupted == 0
+
+
 def test_a_lost_cell_is_no_admission(audited: Audited) -> None:
     audited.change(
         f"UPDATE execution SET terminal_at = '2026-01-01 03:00Z' WHERE id = '{ROLLOUT}'",

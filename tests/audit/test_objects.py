@@ -112,7 +112,7 @@ def test_without_temporal_the_payload_is_null_and_the_rest_is_audited(audited: A
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         services = audited.services.model_copy(update={"temporal_address": address})
-        report = Audited(services, audited.database).audit()
+        report = Audited(services, audited.session).audit(max_tokens=0)
     assert report.largest_payload_bytes is None
     assert report.clean
 
