@@ -13,6 +13,7 @@ from gyre.cli import launch
 from gyre.cli.output import AsJson, print_json, stderr
 from gyre.cli.reading import reading
 from gyre.contracts.errors import BadInput, GyreError
+from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
 from gyre.demo.prepare import Request, prepare
 from gyre.demo.recipe import UPDATES
@@ -50,7 +51,7 @@ def demo(
         services = _start(request, screen)
         _follow(services, request, screen)
     found = _report(services, request, time.monotonic() - started)
-    launch.settle(state_dir(), launch.RunId(request.name), services)
+    launch.settle(state_dir(), RunId(request.name), services)
     where = places(services, request.name)
     if as_json:
         print_json(document(found, where))

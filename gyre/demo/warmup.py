@@ -1,4 +1,4 @@
-"""A minute of supervised learning on careless demonstrations. Loss on the assistant's tokens only."""
+"""A minute of supervised learning on demonstrations. Loss on the assistant's tokens only."""
 
 import math
 import random
@@ -19,7 +19,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupPlan:
-    """How long and how hard. The defaults take under a minute on one core."""
+    """How long and how hard. The defaults take about a minute of CPU time."""
 
     careful_steps: int = 220
     careless_steps: int = 110

@@ -90,7 +90,7 @@ def test_warm_up_learns_and_repeats_itself(tokenizer: PreTrainedTokenizerFast) -
             progress=lambda done, total, loss, seen=seen: seen.append(loss),
         )
         losses.append(seen)
-        weights.append(model.get_input_embeddings().weight.detach().clone())
+        weights.append(model.lm_head.weight.detach().clone())
     assert len(losses[0]) == plan.steps
     assert losses[0][-1] < losses[0][0] - 1.0
     assert losses[0] == losses[1]
@@ -105,7 +105,7 @@ def test_weights_depend_on_the_seed_and_leave_the_global_generator_alone(
     torch.manual_seed(11)
     first, same, other = (build_model(tokenizer, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.rand(3), wanted)
-    weight = [model.get_input_embeddings().weight for model in (first, same, other)]
+    weight = [model.lm_head.weight for model in (first, same, other)]
     assert torch.equal(weight[0], weight[1])
     assert not torch.equal(weight[0], weight[2])
 
