@@ -126,7 +126,12 @@ def start_engine(folder: Path, boot: EngineBoot) -> subprocess.Popen[bytes]:
     file = folder / "boot.json"
     file.write_text(boot.model_dump_json())
     process = subprocess.Popen([sys.executable, "-m", "gpu_workers.engine", "--boot", str(file)])
-    wait_healthy(boot.port, process)
+    try:
+        wait_healthy(boot.port, process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     return process
 
 

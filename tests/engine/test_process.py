@@ -39,11 +39,13 @@ def test_ends_when_its_parent_is_killed(reference: tuple[Path, Qwen3ForCausalLM]
     file.write_text(EngineBoot(model_path=str(reference[0]), port=port, epoch=1).model_dump_json())
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(file)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout
-    pid = int(parent.stdout.readline())
-    wait_healthy(port, parent)
-    assert alive(pid)
-    parent.kill()
-    parent.communicate()
+    try:
+        pid = int(parent.stdout.readline())
+        wait_healthy(port, parent)
+        assert alive(pid)
+    finally:
+        parent.kill()
+        parent.communicate()
     until = time.monotonic() + 30
     while alive(pid) and time.monotonic() < until:
         time.sleep(0.05)
