@@ -35,7 +35,7 @@ class Row:
 class SegmentAttention(nn.Module):
     """Core attention: causal inside each sequence of the row, none between them."""
 
-    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+    def __init__(self, config: Any, **_: Any) -> None:
         super().__init__()
         self.scale = config.kv_channels**-0.5
 

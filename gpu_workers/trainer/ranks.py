@@ -92,8 +92,9 @@ class Ranks:
         return value
 
 
-def _store(rank: int, world_size: int, rendezvous: str) -> dist.Store:
+def _store(rank: int, world_size: int, rendezvous: str) -> Any:
+    stores: Any = dist  # torch's type stubs do not name its stores
     if world_size == 1:
-        return dist.HashStore()
+        return stores.HashStore()
     host, _, port = rendezvous.rpartition(":")
-    return dist.TCPStore(host, int(port), world_size, is_master=rank == 0, timeout=timedelta(minutes=2))
+    return stores.TCPStore(host, int(port), world_size, is_master=rank == 0, timeout=timedelta(minutes=2))

@@ -7,6 +7,7 @@ same functions map gradients and optimizer state, which have the shapes of their
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -97,7 +98,7 @@ def from_shards(hf: Qwen3Config, shards: Sequence[Mapping[str, Tensor]]) -> dict
     return {name: tensor.contiguous() for name, tensor in whole.items()}
 
 
-def _layer_to_shard(hf: Qwen3Config, parts: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
+def _layer_to_shard(hf: Any, parts: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
     groups, dim = hf.num_key_value_heads, hf.head_dim
     q, k, v = (
         parts[f"self_attn.{p}_proj.weight"].reshape(groups, -1, dim, hf.hidden_size) for p in ("q", "k", "v")
@@ -109,7 +110,7 @@ def _layer_to_shard(hf: Qwen3Config, parts: Mapping[str, Tensor], rank: int, siz
     return {**shard, QKV: qkv, GATE_UP: torch.cat([gate, up])}
 
 
-def _layer_from_shards(hf: Qwen3Config, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _layer_from_shards(hf: Any, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     groups, dim, width = hf.num_key_value_heads, hf.head_dim, hf.hidden_size
     qkv = torch.cat([part[QKV].reshape(groups // len(parts), -1, dim, width) for part in parts])
     q, k, v = qkv.split([qkv.shape[1] - 2, 1, 1], dim=1)
