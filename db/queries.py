@@ -268,18 +268,14 @@ def calls(session: Session, execution: str) -> list[Record]:
 
 
 def tree(session: Session, execution: str) -> list[Record]:
-    """A row for each tree node of a rollout: id, attempt_id, parent_id, parent_offset, kind, num_tokens,
-    role (of the call that introduced it), versions, finish_reason, reused_by."""
-    reused = (
-        select(func.count())
-        .where(ModelCall.context_node_id == TreeNode.id, ModelCall.id != TreeNode.call_id)
-        .correlate(TreeNode)
-        .scalar_subquery()
-    )
+    """A row for each tree node of a rollout: id, attempt_id, call_id, parent_id, parent_offset, kind,
+    num_tokens, role (of the call that introduced it), versions, finish_reason, reused_by (other calls
+    whose input runs through it)."""
     query = (
         select(
             TreeNode.id,
             TreeNode.attempt_id,
+            TreeNode.call_id,
             TreeNode.parent_id,
             TreeNode.parent_offset,
             TreeNode.kind,
@@ -287,11 +283,17 @@ def tree(session: Session, execution: str) -> list[Record]:
             ModelCall.role,
             TreeNode.versions,
             TreeNode.finish_reason,
-            reused.label("reused_by"),
         )
         .join(Attempt, Attempt.id == TreeNode.attempt_id)
         .join(ModelCall, ModelCall.id == TreeNode.call_id)
         .where(Attempt.execution_id == execution)
         .order_by(Attempt.number, TreeNode.index)
     )
-    return _records(session, query)
+    nodes = {node["id"]: node | {"reused_by": 0} for node in _records(session, query)}
+    inputs = select(ModelCall.id, ModelCall.context_node_id).where(ModelCall.execution_id == execution)
+    for call, name in session.execute(inputs):
+        while name is not None:
+            node = nodes[name]
+            node["reused_by"] += node["call_id"] != call
+            name = node["parent_id"]
+    return list(nodes.values())

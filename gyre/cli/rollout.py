@@ -59,7 +59,7 @@ def _label(row: dict[str, Any]) -> str:
     if row["finish_reason"]:
         parts.append(str(row["finish_reason"]))
     if row["reused_by"]:
-        parts.append(f"reused by {row['reused_by']} calls")
+        parts.append(f"reused by {row['reused_by']} call{'s' * (row['reused_by'] > 1)}")
     label = ", ".join(parts)
     return f"[green]{label}[/]" if row["kind"] == "sampled" else label
 

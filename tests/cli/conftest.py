@@ -146,6 +146,8 @@ def _add_calls(session: Session) -> None:
         )
         session.flush()
         previous = (name, tokens)
+        if kind == "context":
+            session.get_one(ModelCall, f"{attempt}/call/{call}").context_node_id = name
 
 
 @pytest.fixture

@@ -55,8 +55,8 @@ def test_calls_and_tree_take_ids_in_every_form(gyre: Gyre, name: str) -> None:
     assert [call["versions"] for call in json.loads(out)] == [None, None]
     code, out, _ = gyre("tree", name, "--json")
     assert code == 0
-    assert [(node["kind"], node["num_tokens"]) for node in json.loads(out)] == [
-        ("context", 5), ("sampled", 3), ("context", 4), ("sampled", 2),
+    assert [(node["kind"], node["num_tokens"], node["reused_by"]) for node in json.loads(out)] == [
+        ("context", 5, 1), ("sampled", 3, 1), ("context", 4, 0), ("sampled", 2, 0),
     ]  # fmt: skip
 
 
