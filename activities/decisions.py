@@ -56,6 +56,7 @@ class DecisionActivities:
             limits=StageLimits.model_validate(limits),
             updates_per_burst=config.schedule.updates_per_burst,
             num_cells=config.cells.count,
+            steps_before_new_history=config.schedule.history_steps,
         )
 
     @activity.defn(name=AWAIT_DECISION.name)

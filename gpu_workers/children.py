@@ -33,7 +33,7 @@ class Child:
             await self.process.wait()
 
 
-async def start(name: str, module: str, boot: BaseModel, folder: Path) -> Child:
+async def start(name: str, module: str, boot: BaseModel, folder: Path, *options: str) -> Child:
     """Write the boot file (mode 0600: it carries credentials) and start the module with it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
@@ -41,7 +41,7 @@ async def start(name: str, module: str, boot: BaseModel, folder: Path) -> Child:
     path.write_text(boot.model_dump_json())
     with (folder / f"{name}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, "--boot", str(path), stdin=asyncio.subprocess.DEVNULL,
+            sys.executable, "-m", module, "--boot", str(path), *options, stdin=asyncio.subprocess.DEVNULL,
             stdout=log, stderr=log,
         )  # fmt: skip
     return Child(name, process)

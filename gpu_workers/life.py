@@ -1,6 +1,7 @@
 """One life of a cell, from a minted epoch to the first death among its processes."""
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ class CellLife:
             context_tokens=self._config.model.context_tokens,
             max_batch=cells_section.engine_max_batch,
         )
-        child = await start("engine", "gpu_workers.engine", boot, self._folder)
+        parent = ("--parent", str(os.getpid()))
+        child = await start("engine", "gpu_workers.engine", boot, self._folder, *parent)
         self.children.append(child)
         await alive_until(
             [child], asyncio.create_task(self._engine.until_ready()), START_LIMIT_S, EngineFailed

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 from sqlalchemy import Engine
@@ -19,6 +20,10 @@ from gyre import stack
 from gyre.settings import Services
 from gyre.stack import postgres
 from gyre.stack.ports import HOST, choose_port
+
+# A busy machine must not fail a property: nothing here is a timing claim.
+hypothesis.settings.register_profile("gyre", deadline=None)
+hypothesis.settings.load_profile("gyre")
 
 UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 """Nothing of a test's database has to outlive the test."""

@@ -145,7 +145,8 @@ class Rollout:
         outcome = attempt_outcome(ended.end_reason, ended.exit_code, sealed.num_calls)
         if outcome is AttemptOutcome.EVALUATE:
             return True
-        self._failure = f"harness: {ended.end_reason}, exit code {ended.exit_code}, {sealed.num_calls} calls"
+        told = ended.failure or f"{ended.end_reason}, exit code {ended.exit_code}"
+        self._failure = f"harness: {told}, after {sealed.num_calls} model calls"
         await self._seal_failed(attempt, ended.end_reason)
         return False
 

@@ -83,6 +83,8 @@ class ScheduleSection(Section):
     """tau: how long the supply must hold without a break."""
     max_trajectories: int = Field(default=5, ge=1)
     """J_max, trajectories taken from one execution."""
+    history_steps: int = Field(default=20, ge=1)
+    """Decisions after which the run's workflow continues in a new history."""
 
     @model_validator(mode="after")
     def _whole_extra_dispatch(self) -> "ScheduleSection":
