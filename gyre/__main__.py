@@ -1,6 +1,6 @@
 """``python -m gyre`` is ``gyre``."""
 
-from gyre.cli.main import main
+from gyre.cli.main import program
 
 if __name__ == "__main__":
-    main()
+    program()

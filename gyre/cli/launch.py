@@ -15,6 +15,7 @@ from gyre.cli import external, temporal
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
+from gyre.sandbox.adapters import check_harness
 from gyre.settings.models import check_model
 from gyre.settings.runfile import RunFile, frozen_differences, load_run_file
 from gyre.settings.services import Services
@@ -41,6 +42,7 @@ def check(path: Path) -> CheckedRun:
     """Read and validate everything that a run needs; makes nothing. Raises BadInput with one sentence."""
     document = load_run_file(path)
     check_model(document.model.path, document.model.context_tokens)
+    check_harness(document.harness.name, document.harness.options)
     train = load_tasks(document.tasks.train)
     heldout = load_tasks(document.tasks.heldout) if document.tasks.heldout else []
     if shared := {task.name for task in train} & {task.name for task in heldout}:

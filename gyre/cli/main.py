@@ -1,6 +1,7 @@
 """``gyre COMMAND``. Each command lives in a module of its own that is imported when it is called."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -75,5 +76,25 @@ def _call(name: str, arguments: list[str]) -> None:
         sys.exit(FAILED)
 
 
+def program() -> None:
+    """``main`` as a process: leaves without finalising the interpreter where Temporal's client was used.
+
+    The client's native threads may still enter the interpreter then, which was seen to abort a command
+    that had done its work (PyGILState_Release while finalising).
+    """
+    code: str | int | None = DONE
+    try:
+        main()
+    except SystemExit as left:
+        code = left.code
+    if "temporalio" not in sys.modules:
+        sys.exit(code)
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 if __name__ == "__main__":
-    main()
+    program()
