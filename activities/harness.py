@@ -3,10 +3,13 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 from temporalio import activity
+from temporalio.client import WorkflowHandle
 
+from activities.milestones import Milestones
 from db import attempts, executions, harnesses
 from db.harnesses import TaskOfExecution
 from db.session import transaction
@@ -73,10 +76,12 @@ class HarnessActivities:
         """
         attempt = AttemptId(given.attempt_id)
         directory, began = self._directory(attempt), time.monotonic()
+        milestones = Milestones(self._database, attempt, lambda: _rollout(attempt))
         try:
             status = await asyncio.to_thread(self._start, attempt, given.limit_s)
             while status.state != "exited":
                 activity.heartbeat()
+                await milestones.tell_if_due()
                 look_s = min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
                 status = await _next_status(directory, HEARTBEAT_S, look_s)
         except asyncio.CancelledError:
@@ -165,3 +170,8 @@ async def _next_status(directory: Path, patience_s: float, look_s: float) -> Har
         if status.state == "exited" or loop.time() >= until:
             return status
         await asyncio.sleep(look_s)
+
+
+def _rollout(attempt: AttemptId) -> WorkflowHandle[Any, Any]:
+    """The workflow whose activity this is."""
+    return activity.client().get_workflow_handle(execution_of(attempt))

@@ -14,9 +14,11 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
-from db import migrate
-from db.session import connect
+from db import groups, migrate
+from db.models import Run, RunConfig, Task
+from db.session import connect, transaction
 from gyre import stack
+from gyre.contracts.ids import ExecutionId, GroupId, RunId, execution_id, group_id, task_id
 from gyre.settings import Services
 from gyre.stack import postgres
 from gyre.stack.ports import HOST, choose_port
@@ -25,6 +27,7 @@ from gyre.stack.ports import HOST, choose_port
 hypothesis.settings.register_profile("gyre", deadline=None)
 hypothesis.settings.load_profile("gyre")
 
+RUN = RunId("r")
 UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 """Nothing of a test's database has to outlive the test."""
 
@@ -105,3 +108,21 @@ def database(postgres_dsn: str) -> Iterator[Engine]:
 
 def _with_database(dsn: str, name: str) -> str:
     return f"{dsn.rpartition('/')[0]}/{name}"
+
+
+@pytest.fixture
+def group(database: Engine) -> GroupId:
+    """A running train group of two executions."""
+    with transaction(database) as session:
+        session.add(Run(id=RUN, status="running", secret=b"k"))
+        session.flush()
+        session.add(RunConfig(run_id=RUN, revision=0, resolved={}, fingerprint="f"))
+        session.add(Task(id=task_id(RUN, "a"), run_id=RUN, name="a", split="train", path="p", sha256="s"))
+        session.flush()
+        groups.dispatch(session, RUN, task_id(RUN, "a"), index=0, size=2, version=0)
+    return group_id(RUN, 0)
+
+
+@pytest.fixture
+def execution(group: GroupId) -> ExecutionId:
+    return execution_id(group, 0)

@@ -136,7 +136,6 @@ class LimitsSection(Section):
 
 class CellsSection(Section):
     count: int = Field(default=1, ge=1, le=1)
-    engine: Literal["embedded", "sglang"] = "embedded"
     device: Literal["cpu", "cuda"] = "cpu"
     data_parallel: int = Field(default=1, ge=1)
     tensor_parallel: int = Field(default=1, ge=1)

@@ -1,0 +1,66 @@
+"""The history of a rollout is told what happens, at most once a minute."""
+
+import asyncio
+import json
+
+from sqlalchemy import Engine, func
+from temporalio.api.enums.v1 import EventType
+
+from activities.milestones import Milestones
+from db import attempts
+from db.models import ModelCall
+from db.session import transaction
+from gyre.contracts.ids import AttemptId, ExecutionId, call_id
+from gyre.durable import client as durable
+from gyre.settings import Services
+
+
+def add_call(database: Engine, execution: ExecutionId, attempt: AttemptId, index: int) -> None:
+    with transaction(database) as session:
+        session.add(
+            ModelCall(
+                id=call_id(attempt, index),
+                attempt_id=attempt,
+                execution_id=execution,
+                run_id="r",
+                index=index,
+                status="committed",
+                dialect="openai",
+                request_key="k",
+                requested={},
+                sampling={},
+                num_output_tokens=7,
+                committed_at=func.now(),
+            )
+        )
+
+
+def test_one_signal_a_minute_and_only_of_news(
+    database: Engine, services: Services, execution: ExecutionId
+) -> None:
+    with transaction(database) as session:
+        attempt = AttemptId(attempts.open_attempt(session, execution, 1, "h").id)
+    now = 0.0
+
+    async def follow() -> list[str]:
+        nonlocal now
+        client = await durable.connect(services.temporal_address)
+        rollout = await client.start_workflow("Rollout", id=execution, task_queue="nobody")
+        milestones = Milestones(database, attempt, lambda: rollout, clock=lambda: now)
+        for index, second in enumerate((1.0, 59.0, 61.0, 90.0, 121.0, 200.0)):
+            now = second
+            if index < 4:
+                add_call(database, execution, attempt, index)
+            await milestones.tell_if_due()
+        history = await rollout.fetch_history()
+        await rollout.terminate()
+        return [
+            json.loads(event.workflow_execution_signaled_event_attributes.input.payloads[0].data)
+            for event in history.events
+            if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED
+        ]
+
+    assert asyncio.run(follow()) == [
+        "attempt 1, 1 min: 3 calls, 21 tokens sampled, 0 branches",
+        "attempt 1, 2 min: 4 calls, 28 tokens sampled, 0 branches",
+    ]
