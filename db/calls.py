@@ -10,10 +10,10 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
 from db import attempts
-from db.models import Attempt, Cell, Execution, ModelCall, QueryGroup, Run, RunConfig, TreeNode
+from db.models import Attempt, Execution, ModelCall, QueryGroup, Run, TreeNode
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId, CallId, RunId, call_id, node_id
-from gyre.contracts.lifecycle import CallStatus, CellRole, NodeKind
+from gyre.contracts.lifecycle import CallStatus, NodeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +71,12 @@ class AttemptFacts:
     status: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServingCell:
-    id: str
-    engine_url: str
-    capacity: int
-
-
 def run_secret(session: Session, run: RunId) -> bytes:
     """The HMAC key of a run's attempt tokens. Raises BadInput for an unknown run."""
     secret = session.scalars(select(Run.secret).where(Run.id == run)).first()
     if secret is None:
         raise BadInput(f"no run {run!r} in this database")
     return secret
-
-
-def latest_config(session: Session, run: RunId) -> dict[str, Any]:
-    """The newest resolved run file. Raises BadInput when the run has none."""
-    query = select(RunConfig.resolved).where(RunConfig.run_id == run).order_by(RunConfig.revision.desc())
-    resolved = session.scalars(query.limit(1)).first()
-    if resolved is None:
-        raise BadInput(f"run {run!r} has no configuration")
-    return resolved
-
-
-def serving_cells(session: Session, run: RunId) -> list[ServingCell]:
-    """Cells in ROLLOUT whose engine answers, in their order."""
-    query = (
-        select(Cell.id, Cell.engine_url, Cell.capacity)
-        .where(Cell.run_id == run, Cell.role == CellRole.ROLLOUT, Cell.engine_url.is_not(None))
-        .order_by(Cell.index)
-    )
-    return [ServingCell(name, str(url), capacity) for name, url, capacity in session.execute(query)]
 
 
 def attempt_facts(session: Session, attempt: AttemptId) -> AttemptFacts | None:

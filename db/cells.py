@@ -1,6 +1,7 @@
 """Cells: epochs, roles and what their engines serve."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -11,6 +12,15 @@ from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import CellId, RunId, cell_id
 from gyre.contracts.lifecycle import CELL, CellRole, advance
 from gyre.contracts.messages import CellCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCell:
+    """A cell that takes model calls."""
+
+    id: str
+    engine_url: str
+    capacity: int
 
 
 def create(session: Session, run: RunId, index: int, capacity: int) -> None:
@@ -81,9 +91,11 @@ def of_run(session: Session, run: str) -> Sequence[Cell]:
     return session.scalars(select(Cell).where(Cell.run_id == run).order_by(Cell.index)).all()
 
 
-def serving_engines(session: Session, run: str) -> list[tuple[str, str, int]]:
-    """(cell id, engine URL, policy version) of the cells that take calls."""
-    query = select(Cell.id, Cell.engine_url, Cell.engine_version).where(
-        Cell.run_id == run, Cell.role == CellRole.ROLLOUT, Cell.engine_url.is_not(None)
+def serving(session: Session, run: str) -> list[ServingCell]:
+    """Cells in ROLLOUT whose engine answers, in their order: those that take calls."""
+    query = (
+        select(Cell.id, Cell.engine_url, Cell.capacity)
+        .where(Cell.run_id == run, Cell.role == CellRole.ROLLOUT, Cell.engine_url.is_not(None))
+        .order_by(Cell.index)
     )
-    return [(row[0], row[1] or "", row[2] or 0) for row in session.execute(query.order_by(Cell.index))]
+    return [ServingCell(name, str(url), capacity) for name, url, capacity in session.execute(query)]

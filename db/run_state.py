@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.models import PolicyVersion, Run, RunConfig, Task
+from db import runs
+from db.models import PolicyVersion, Run, Task
 from gyre.contracts.errors import BadInput
 from gyre.contracts.lifecycle import RUN, RunStatus, advance
 
@@ -15,11 +16,10 @@ TERMINAL = {RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED}
 
 def newest_config(session: Session, run: str) -> dict[str, Any]:
     """The resolved run file of the highest revision. Raises BadInput for an unknown run."""
-    query = select(RunConfig.resolved).where(RunConfig.run_id == run)
-    found = session.scalars(query.order_by(RunConfig.revision.desc()).limit(1)).first()
+    found = runs.latest_config(session, run)
     if found is None:
         raise BadInput(f"run {run}: no such run")
-    return found
+    return found.resolved
 
 
 def advance_status(session: Session, run: str, status: RunStatus, *, failure: str | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from db import calls
+from db import calls, run_state
 from db.session import connect, transaction
 from gateway.app import create_app
 from gateway.engines import Engines
@@ -43,7 +43,7 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[FastAPI]:
     run = RunId(boot.run)
     database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS)
     with transaction(database) as session:
-        secret, config = calls.run_secret(session, run), calls.latest_config(session, run)
+        secret, config = calls.run_secret(session, run), run_state.newest_config(session, run)
     model = Path(config["model"]["path"])
     store = Store(database, hold_s=boot.hold_s, num_threads=STORE_THREADS)
     engines = Engines(run, store, hold_s=boot.hold_s, read_timeout_s=boot.engine_read_s)

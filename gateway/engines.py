@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import httpx
 from pydantic import ValidationError
 
-from db import calls
+from db import cells
+from db.cells import ServingCell
 from gateway.store import Store
 from gyre.contracts.engine import GenerateRequest, GenerateResponse, SamplingParams
 from gyre.contracts.errors import BadInput, EngineFailed
@@ -71,7 +72,7 @@ class Engines:
         timeout = httpx.Timeout(read_timeout_s, connect=5, pool=hold_s)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
-        self._cells: list[calls.ServingCell] = []
+        self._cells: list[ServingCell] = []
         self._read_at = float("-inf")
         self._in_flight: Counter[str] = Counter()
         self._last_cell: dict[str, str] = {}
@@ -105,7 +106,7 @@ class Engines:
 
     async def _ask(
         self,
-        cell: calls.ServingCell,
+        cell: ServingCell,
         rid: str,
         ids: list[int],
         params: SamplingParams,
@@ -134,10 +135,10 @@ class Engines:
             sampled.finish_reason = "length"
         return bool(answer.output_ids)
 
-    async def _choose(self, affinity: str) -> calls.ServingCell | None:
+    async def _choose(self, affinity: str) -> ServingCell | None:
         """The cell that this affinity had, while it serves; else the one with the most room."""
         if time.monotonic() - self._read_at > CELLS_FRESH_S:
-            self._cells = await self._store.run(lambda s: calls.serving_cells(s, self._run))
+            self._cells = await self._store.run(lambda s: cells.serving(s, self._run))
             self._read_at = time.monotonic()
         if not self._cells:
             return None

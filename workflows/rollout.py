@@ -1,6 +1,7 @@
 """One execution of one task: attempt by attempt to exactly one disposition."""
 
 from temporalio import workflow
+from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -30,11 +31,12 @@ with workflow.unsafe.imports_passed_through():
     )
     from gyre.durable import activities, options
     from gyre.durable.calls import call, label
-    from gyre.durable.client import DISPOSITION, REWARD, STAGE
+    from gyre.durable.client import DISPOSITION, REWARD, RUN, STAGE
     from gyre.durable.failures import sentence
     from gyre.rules.dispositions import AttemptOutcome, Ending, attempt_outcome, ending
     from workflows.evaluation import Evaluation
 
+LONG_STAGES = ("harness", "evaluate")
 SEAL_S = 30.0
 """Ending a process group and making sure of it."""
 
@@ -194,6 +196,7 @@ class Rollout:
             ),
             id=name,
             static_summary=f"score {self._snapshot}",
+            search_attributes=TypedSearchAttributes([SearchAttributePair(RUN, self._run)]),
         )
         self._failure = result.failure
         return result
@@ -212,17 +215,18 @@ class Rollout:
             queue=short_queue(self._run),
             options=options.database(),
         )
-        label(STAGE.value_set("done"), DISPOSITION.value_set(result.disposition))
-        if result.reward is not None:
-            label(REWARD.value_set(result.reward))
+        reward = [] if result.reward is None else [REWARD.value_set(result.reward)]
+        label(STAGE.value_set("done"), DISPOSITION.value_set(result.disposition), *reward)
         return result
 
     def _left_s(self) -> float:
         return self._given.limits.total_s - (workflow.now() - self._began).total_seconds()
 
     def _enter(self, stage: str) -> None:
+        """Search attributes cost a row each: only the stages that last are worth a query."""
         self._stage = stage
-        label(STAGE.value_set(stage))
+        if stage in LONG_STAGES:
+            label(STAGE.value_set(stage))
         self._show()
 
     def _show(self) -> None:

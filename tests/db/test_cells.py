@@ -59,8 +59,8 @@ def test_roles_are_not_skipped(database: Engine, epoch: int) -> None:
 
 def test_only_cells_in_rollout_take_calls(database: Engine, epoch: int) -> None:
     with transaction(database) as session:
-        assert cells.serving_engines(session, "r") == [(CELL, "http://e", 3)]
+        assert cells.serving(session, "r") == [cells.ServingCell(CELL, "http://e", 4)]
         cells.enter(session, command(epoch))
-        assert cells.serving_engines(session, "r") == []
+        assert cells.serving(session, "r") == []
         cells.mint_epoch(session, CELL, "h")
         assert cells.of_run(session, "r")[0].engine_url is None
