@@ -38,10 +38,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Iterable[str], *, emp
         print(empty)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
+    for number, column in enumerate(columns):
+        # The first names the row: it is what a person copies, so it is never broken.
+        table.add_column(column.replace("_", " "), overflow="fold", no_wrap=number == 0)
     for row in rows:
-        table.add_row(*(cell(row[column]) for column in columns))
+        table.add_row(*(cell(row[column]).removeprefix("run/") for column in columns))
     stdout().print(table)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from gyre.demo.recipe import CONTEXT_TOKENS
 from gyre.demo.tokenizer import END_OF_TEXT, IM_END, token_id
@@ -46,5 +47,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
 
 def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the Hugging Face directory: config, safetensors, tokenizer with its template."""
+    # A bar for one file of three megabytes would only stand in the demo's own progress.
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -50,8 +50,7 @@ def test_run_names_are_valid(control: str) -> None:
     assert RUN_NAME.match(run_name(123456, control))
 
 
-def test_claude_code_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(BadInput, match="needs node and claude on PATH"):
+def test_a_harness_the_policy_was_not_taught_is_refused() -> None:
+    with pytest.raises(BadInput, match="allowed: tiny"):
         require_harness("claude-code")
     require_harness("tiny")

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from sqlalchemy import select
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
-from temporalio.worker import Replayer
 
 from db.models import Execution, ModelCall, PolicyVersion, Run, TreeNode
 from db.session import transaction
@@ -18,7 +19,8 @@ from gyre.contracts.ids import RunId, attempt_id, group_id
 from gyre.contracts.tokens import attempt_token
 from gyre.durable import client as durable
 from tests.e2e.conftest import World
-from workflows.registry import WORKFLOWS, runner
+from tests.replay.test_histories import replay
+from workflows.registry import WORKFLOWS
 
 R = TypeVar("R")
 PAYLOAD_LIMIT = 16 * 1024
@@ -108,18 +110,10 @@ def test_every_history_replays(histories: list[WorkflowHistory]) -> None:
         history.events[0].workflow_execution_started_event_attributes.workflow_type.name
         for history in histories
     )
-    assert set(kinds) >= {"TrainingRun", "QueryGroup", "Rollout", "TrainingBurst", "Cell"}
+    assert set(kinds) == {workflow.__name__ for workflow in WORKFLOWS}
 
-    async def replay() -> None:
-        replayer = Replayer(
-            workflows=WORKFLOWS,
-            workflow_runner=runner(),
-            data_converter=durable.pydantic_data_converter,
-        )
-        for history in histories:
-            await replayer.replay_workflow(history)
-
-    asyncio.run(replay())
+    for history in histories:
+        replay(history)
 
 
 def test_the_run_continued_as_new(histories: list[WorkflowHistory]) -> None:
@@ -183,3 +177,18 @@ def payloads(history: WorkflowHistory) -> list[bytes]:
 
     walk(json.loads(history.to_json()))
     return found
+
+
+def test_given_services_are_used_and_none_are_started(world: World, short_folder: Path) -> None:
+    """A run file with [services] needs no embedded server: another state directory, the same servers."""
+    elsewhere = replace(world, state_dir=short_folder / "elsewhere" / ".gyre")
+    elsewhere.state_dir.parent.mkdir()
+    path = elsewhere.run_file("given", updates=1)
+    given = world.services.model_dump(exclude_none=True)
+    lines = [f'{key} = "{value}"' for key, value in given.items()]
+    path.write_text(path.read_text() + "\n[services]\n" + "\n".join(lines) + "\n")
+    shown = json.loads(elsewhere.gyre("run", str(path), "--json"))
+    assert (shown["status"], shown["updates"]) == ("finished", 1)
+    names = {row["name"] for row in elsewhere.json("ps")["processes"]}
+    assert not names & {"postgres", "temporal", "s3"}
+    elsewhere.gyre("down")
