@@ -13,7 +13,7 @@ from db.session import connect
 from db.training import Claimant
 from gpu_workers.trainer.device import resolve
 from gpu_workers.trainer.model import check_architecture
-from gpu_workers.trainer.ranks import Ranks
+from gpu_workers.trainer.ranks import Ranks, ending_at_once
 from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.server import CommandServer
 from gpu_workers.trainer.trainer import Trainer, read_config
@@ -30,7 +30,8 @@ def main() -> None:
     parser.add_argument("--boot", type=Path, required=True)
     boot = TrainerBoot.model_validate_json(parser.parse_args().boot.read_text())
     die_with_parent()
-    run_rank(boot)
+    with ending_at_once():
+        run_rank(boot)
 
 
 def die_with_parent() -> None:

@@ -1,11 +1,21 @@
 """One process a rank: the process groups, and how rank 0 makes every rank do the same thing.
 
 Commands travel through the process group's store, not through collectives: a follower can wait there
-for hours in short waits, and a rank that fails can say so instead of leaving the others in a collective.
+for hours in short waits, and a rank can answer that it refused.
+
+A refusal (a GyreError, which depends only on what all ranks hold alike) leaves the ranks in step. Any
+other failure on one rank leaves the others in a collective that nobody will join, so it ends the rank:
+SystemExit passes every handler of Exception, and ``ending_at_once`` turns it into the death of the
+process, which gloo's peers see as a closed connection and the supervisor sees whatever the backend.
 """
 
+import os
 import pickle
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,12 +24,36 @@ from megatron.core import parallel_state
 from torch import device as Device
 
 from gpu_workers.trainer.device import collective_backend
-from gyre.contracts.errors import TrainerFailed
+from gyre.contracts.errors import GyreError
 
 WAIT = timedelta(seconds=30)
 """One wait of a follower; it waits again as long as rank 0's store answers."""
 ANSWER = timedelta(minutes=30)
 """Longest any one command may take on a follower."""
+REFUSAL = timedelta(seconds=20)
+"""Longest a follower may take to refuse what rank 0 refused: they decide alike, at the same point."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one rank made of a command."""
+
+    value: Any = None
+    refusal: str | None = None
+
+
+@contextmanager
+def ending_at_once() -> Generator[None]:
+    """Whatever escapes the block is printed and ends this process with code 1, without finalisation.
+
+    The interpreter's own end would destroy the process groups, and that may wait for ranks that wait.
+    """
+    try:
+        yield
+    except (Exception, SystemExit):
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 class Ranks:
@@ -45,29 +79,41 @@ class Ranks:
     def spread(self, target: object, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run a method with other arguments on each data-parallel replica; returns a result of each.
 
-        Raises TrainerFailed if a follower failed or did not answer.
+        Raises what rank 0 refused with if every rank refused; SystemExit if the ranks are out of step.
         """
+        if self.world_size == 1:
+            return [getattr(target, method)(*arguments[0])]
         number, self._next = self._next, self._next + 1
-        if self.world_size > 1:
-            self._store.set(f"command/{number}", pickle.dumps((method, list(arguments))))
-        results = [getattr(target, method)(*arguments[0])]
-        followers = range(1, self.world_size)
-        answers = {rank: self._answer(number, rank) for rank in followers}
-        results += [answers[rank] for rank in followers if rank % self.tensor_parallel == 0]
-        if self.world_size > 1:
-            self._store.delete_key(f"command/{number}")
-        return results
+        self._store.set(f"command/{number}", pickle.dumps((method, list(arguments))))
+        refusal: GyreError | None = None
+        try:
+            own = _Outcome(getattr(target, method)(*arguments[0]))
+        except GyreError as error:
+            own, refusal = _Outcome(refusal=str(error)), error
+        except Exception as error:
+            raise SystemExit(f"rank 0: {method}: {type(error).__name__}: {error}") from error
+        limit = ANSWER if refusal is None else REFUSAL
+        outcomes = [own, *(self._answer(number, rank, limit) for rank in range(1, self.world_size))]
+        self._store.delete_key(f"command/{number}")
+        _check_in_step(method, outcomes)
+        if refusal is not None:
+            raise refusal
+        return [outcome.value for outcome in outcomes[:: self.tensor_parallel]]
 
     def follow(self, target: object) -> None:
-        """Do what rank 0 says until its store is gone."""
+        """Do what rank 0 says. Ends with SystemExit when its store is gone or a command failed here."""
         for number in range(1 << 62):
             method, arguments = pickle.loads(self._wait(f"command/{number}"))
-            replica = self.rank // self.tensor_parallel
+            key, replica = f"answer/{number}/{self.rank}", self.rank // self.tensor_parallel
             try:
-                answer = (True, getattr(target, method)(*arguments[replica]))
+                outcome = _Outcome(getattr(target, method)(*arguments[replica]))
+            except GyreError as error:
+                outcome = _Outcome(refusal=str(error))
             except Exception as error:
-                answer = (False, f"rank {self.rank}: {type(error).__name__}: {error}")
-            self._store.set(f"answer/{number}/{self.rank}", pickle.dumps(answer))
+                sentence = f"rank {self.rank}: {method}: {type(error).__name__}: {error}"
+                self._store.set(key, pickle.dumps(sentence))  # rank 0 may be waiting here already
+                raise SystemExit(sentence) from error
+            self._store.set(key, pickle.dumps(outcome))
 
     def _wait(self, key: str) -> bytes:
         while True:
@@ -79,17 +125,24 @@ class Ranks:
                 raise SystemExit(f"rank {self.rank}: rank 0 is gone: {error}") from None
             return self._store.get(key)
 
-    def _answer(self, number: int, rank: int) -> Any:
+    def _answer(self, number: int, rank: int, limit: timedelta) -> _Outcome:
         key = f"answer/{number}/{rank}"
         try:
-            self._store.wait([key], ANSWER)
+            self._store.wait([key], limit)
         except dist.DistStoreError:
-            raise TrainerFailed(f"rank {rank} did not answer within {ANSWER}") from None
-        done, value = pickle.loads(self._store.get(key))
+            raise SystemExit(f"rank {rank} did not answer within {limit}") from None
+        found: _Outcome | str = pickle.loads(self._store.get(key))
         self._store.delete_key(key)
-        if not done:
-            raise TrainerFailed(value)
-        return value
+        if isinstance(found, str):
+            raise SystemExit(found)
+        return found
+
+
+def _check_in_step(method: str, outcomes: Sequence[_Outcome]) -> None:
+    """Ranks of which some did a command and some refused it hold different things from then on."""
+    refusals = {rank: o.refusal for rank, o in enumerate(outcomes) if o.refusal is not None}
+    if 0 < len(refusals) < len(outcomes):
+        raise SystemExit(f"{method}: only ranks {sorted(refusals)} refused: {next(iter(refusals.values()))}")
 
 
 def _store(rank: int, world_size: int, rendezvous: str) -> Any:

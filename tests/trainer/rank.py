@@ -1,6 +1,5 @@
-"""One rank of a float64 replica that trains on fixed paths; rank 0 writes the weights that result."""
+"""One rank of a replica that trains on fixed paths; rank 0 writes the weights that result."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -15,10 +14,10 @@ UPDATES, STEPS_AN_UPDATE, CLIP_NORM = 2, 4, 0.05
 SECTION = LossSection(form="truncated")
 
 
-def train(ranks: Ranks, weights_file: str, *, tied: bool) -> dict[str, torch.Tensor]:
+def train(ranks: Ranks, weights_file: str, *, tied: bool, dtype: str) -> dict[str, torch.Tensor]:
     """Updates over the same micro-steps in every layout; weights and norms, on rank 0."""
     device = torch.device("cpu")
-    replica = Replica(tiny_config(tied=tied), "float64", OptimizerSection(weight_decay=0.1), device)
+    replica = Replica(tiny_config(tied=tied), dtype, OptimizerSection(weight_decay=0.1), device)
     if ranks.rank:
         ranks.follow(replica)
     ranks.call(replica, "load", weights_file, None)
@@ -43,12 +42,7 @@ def step_paths(update: int, index: int) -> list:
     ]
 
 
-def main(rank: int, world_size: int, rendezvous: str, tensor_parallel: int, tied: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    ranks = Ranks(rank, world_size, rendezvous, tensor_parallel, torch.device("cpu"))
-    result = train(ranks, f"{folder}/model.safetensors", tied=bool(tied))
-    save_file(result, Path(folder, f"tp{tensor_parallel}.safetensors"))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
+def main(rank: int, rendezvous: str, tensor_parallel: int, tied: bool, dtype: str, folder: Path) -> None:
+    ranks = Ranks(rank, 2, rendezvous, tensor_parallel, torch.device("cpu"))
+    result = train(ranks, f"{folder}/model.safetensors", tied=tied, dtype=dtype)
+    save_file(result, folder / "result.safetensors")
