@@ -1,9 +1,9 @@
 """Ranks as processes: Megatron is imported once, by a server from which each rank is forked."""
 
 import multiprocessing
-import multiprocessing.process
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ END_S = 60.0
 """Far below the limits of a command and of a collective, 30 minutes; far above what a busy machine needs."""
 
 
-def start_ranks(
-    main: Callable[..., None], folder: Path, *arguments: Any
-) -> list[multiprocessing.process.BaseProcess]:
+def start_ranks(main: Callable[..., None], folder: Path, *arguments: Any) -> Sequence[BaseProcess]:
     """Start ``main(rank, rendezvous, *arguments)`` on each rank; what it says is in ``<rank>.log``."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.trainer.rank", "tests.trainer.faulty"])

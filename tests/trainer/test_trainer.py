@@ -47,8 +47,8 @@ def make(database: Engine, store: BlobStore, ranks: Ranks) -> Iterator[MakeTrain
     """Another process's worth of trainer: a new replica that holds nothing."""
     made = list[Trainer]()
 
-    def trainer(epoch: int = 1, lr: float = 1e-2) -> Trainer:
-        replica = Replica(tiny_config(tied=True), "float32", OptimizerSection(lr=lr), torch.device("cpu"))
+    def trainer(epoch: int = 1, dtype: str = "float32") -> Trainer:
+        replica = Replica(tiny_config(tied=True), dtype, OptimizerSection(lr=1e-2), torch.device("cpu"))
         made.append(Trainer(database, store, ranks, replica, Claimant(CLAIMANT.cell, epoch)))
         return made[-1]
 
@@ -140,9 +140,12 @@ def cut_batch(database: Engine) -> None:
             session.add(MicroStep(batch_id=BATCH, index=index, kind=kind, trajectory_ids=names, num_tokens=0))
 
 
-@pytest.mark.usefixtures("run")
-def test_a_crash_before_the_commit_is_redone_to_the_bit(database: Engine, make: MakeTrainer) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_crash_before_the_commit_is_redone_to_the_bit(
+    database: Engine, make: MakeTrainer, model_dir: Path, dtype: str
+) -> None:
     """The second life starts from S3 and Postgres alone, with half of the micro-steps marked done."""
+    add_run(database, run_config(model_dir, model={"path": model_dir, "dtype": dtype}, loss=TRUNCATED))
     for number in (1, 2):
         add_batch(
             database,
@@ -150,7 +153,7 @@ def test_a_crash_before_the_commit_is_redone_to_the_bit(database: Engine, make: 
             [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1)])],
             version=number,
         )
-    first = make()
+    first = make(dtype=dtype)
     first.load(0)
     first.train(BATCH)
     expected = first.train(batch_id(RUN, 2))
@@ -160,7 +163,7 @@ def test_a_crash_before_the_commit_is_redone_to_the_bit(database: Engine, make: 
         session.connection().exec_driver_sql("UPDATE query_group SET status = 'assigned' WHERE index = 2")
         session.execute(update(MicroStep).where(MicroStep.index == 1).values(status="claimed"))
         session.execute(update(Cell).values(epoch=2))
-    second = make(epoch=2)
+    second = make(epoch=2, dtype=dtype)
     with pytest.raises(TrainerFailed, match="the trainer holds None"):
         second.train(batch_id(RUN, 2))
     second.load(1)

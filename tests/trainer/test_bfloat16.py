@@ -1,0 +1,159 @@
+"""A run in bfloat16: what it trains, what its masters keep, and what the engine makes of its weights."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sqlalchemy import Engine as Database
+from torch import nn
+
+from db import training
+from db.session import transaction
+from gpu_workers.engine.conformance import Engine
+from gpu_workers.trainer import data
+from gpu_workers.trainer.optimizer import MainGradAdamW
+from gpu_workers.trainer.ranks import Ranks
+from gpu_workers.trainer.replica import Replica
+from gpu_workers.trainer.trainer import Trainer
+from gyre.audit.versions import MAX_GAP
+from gyre.contracts.processes import EngineBoot
+from gyre.settings import Services
+from gyre.settings.runfile import OptimizerSection
+from gyre.store import BlobStore
+from tests.engine.conftest import free_port, start_engine
+from tests.trainer.models import tiny_config
+from tests.trainer.rows import BATCH, CLAIMANT, RUN, Turns, add_batch, add_run, run_config
+
+CPU = torch.device("cpu")
+VOCAB, PROMPT, TOKENS, ANSWERS = 61, 24, 100, 8
+
+
+def test_masters_add_up_steps_that_bfloat16_loses() -> None:
+    """In [1/2, 1) bfloat16 has steps of 2**-8 = 3.9e-3; an update of 5e-4 is an eighth of one."""
+    section, start, num_steps = OptimizerSection(lr=5e-4), 0.75, 8
+    kept: Any = nn.Parameter(torch.full((4,), start, dtype=torch.bfloat16))
+    lost = nn.Parameter(kept.detach().clone())
+    ours, alone = MainGradAdamW({"w": kept}, section), torch.optim.AdamW([lost], lr=5e-4, weight_decay=0.0)
+    for number in range(num_steps):
+        kept.main_grad, lost.grad = torch.ones(4), torch.ones(4, dtype=torch.bfloat16)
+        ours.step(1.0)
+        alone.step()
+        assert number or kept.eq(start).all(), "one step is less than half of what bfloat16 can tell"
+    assert lost.eq(start).all()
+    assert kept.eq(start - 2**-8).all()
+    # With a constant gradient each step of Adam is the learning rate.
+    torch.testing.assert_close(ours.state()["master"]["w"], torch.full((4,), start - num_steps * section.lr))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trainer in bfloat16 that holds version 0, and its replica."""
+
+    trainer: Trainer
+    replica: Replica
+
+
+@pytest.fixture
+def run(
+    database: Database, services: Services, ranks: Ranks, model_dir: Path, request: pytest.FixtureRequest
+) -> Iterator[Run]:
+    model = {"path": model_dir, "dtype": "bfloat16"}
+    add_run(database, run_config(model_dir, model=model, loss={"form": "truncated"}))
+    replica = Replica(tiny_config(tied=True), "bfloat16", OptimizerSection(lr=request.param), CPU)
+    trainer = Trainer(database, BlobStore(services, database), ranks, replica, CLAIMANT)
+    trainer.load(0)
+    yield Run(trainer, replica)
+    trainer.close()
+
+
+def add_batches(database: Database, count: int) -> None:
+    steps = [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1)])]
+    for number in range(1, count + 1):
+        add_batch(database, [Turns(1.0), Turns(-0.5)], steps, version=number)
+
+
+@pytest.mark.parametrize("run", [2e-5], indirect=True)
+def test_an_update_smaller_than_bfloat16_survives_a_reload(run: Run, database: Database) -> None:
+    """Weights of 0.2 have steps of 1e-3: most do not move at a learning rate of 2e-5, their masters do."""
+    add_batches(database, 1)
+    before = run.replica.export() or {}
+    run.trainer.train(BATCH)
+    after, state = run.replica.export() or {}, run.replica.export_optimizer()
+    moved = torch.cat([(before[name] != after[name]).flatten() for name in before]).float().mean()
+    assert 0 < moved < 0.2
+    assert state
+    masters = {name: tensor for name, tensor in state[0].items() if name.startswith("master/")}
+    steps = torch.cat([(masters[f"master/{n}"] - before[n].float()).abs().flatten() for n in before])
+    assert (steps > 1e-5).float().mean() > 0.8
+    run.trainer.load(1)
+    again = run.replica.export_optimizer()
+    assert again
+    assert all(torch.equal(again[0][name], master) for name, master in masters.items())
+
+
+@pytest.fixture
+def engine(model_dir: Path, tmp_path: Path) -> Iterator[Engine]:
+    """In bfloat16, on weights that it rounded itself when it read them."""
+    boot = EngineBoot(model_path=str(model_dir), port=free_port(), epoch=CLAIMANT.epoch, dtype="bfloat16")
+    process = start_engine(tmp_path, boot)
+    with Engine(f"http://127.0.0.1:{boot.port}") as found:
+        yield found
+    process.terminate()
+    process.wait(30)
+
+
+@pytest.mark.parametrize("run", [1e-2], indirect=True)
+def test_the_engine_serves_the_version_that_was_trained(run: Run, engine: Engine, database: Database) -> None:
+    add_batches(database, 1)
+    first = sample(engine)
+    pull(run, engine, database, 0)
+    assert [path.tokens.tolist() for path in sample(engine)] == [path.tokens.tolist() for path in first]
+    run.trainer.train(BATCH)
+    stale = gaps(run.replica, first)
+    pull(run, engine, database, 1)
+    found = gaps(run.replica, sample(engine))
+    mean_limit, tail_limit = MAX_GAP["bfloat16"]
+    # A logit passes some 20 roundings of relative size 2**-8 / sqrt(3) on each side, 1e-2 of its size, and
+    # sizes here are around 1: the gap's standard deviation is near 1e-2. The audit allows three times that
+    # on average. Rounding has no direction, which the ratios of the loss depend on: the mean of n gaps stays
+    # within 5 standard errors of zero.
+    assert np.abs(found).mean() < mean_limit
+    assert np.abs(found).max() < tail_limit
+    assert abs(found.mean()) < 5 * found.std() / len(found) ** 0.5
+    assert np.abs(stale).mean() > 3 * mean_limit, "the next version must be told from rounding"
+
+
+def pull(run: Run, engine: Engine, database: Database, version: int) -> None:
+    """Publish, have the engine pull, and hold what it says against the version's row."""
+    reference = run.trainer.publish(version)
+    body = {"reference": reference.model_dump(), "mode": "retract", "epoch": CLAIMANT.epoch}
+    answer = engine.http.post("/pull_weights", json=body)
+    run.trainer.release(version)
+    assert answer.status_code == 200, answer.text
+    with transaction(database) as session:
+        stored = training.version_of(session, RUN, version)
+    assert stored
+    assert (answer.json()["version"], answer.json()["sha256"]) == (version, stored.sha256)
+    assert reference.sha256 == stored.sha256
+
+
+def sample(engine: Engine) -> list[data.Path]:
+    """Answers as paths: the sampled tokens are targets, with the engine's log-probabilities."""
+    paths = list[data.Path]()
+    for seed in range(ANSWERS):
+        prompt = [(seed + 5 * i) % VOCAB for i in range(PROMPT)]
+        answer = engine.generate(prompt, seed=seed, max_new_tokens=TOKENS)
+        targets = np.arange(PROMPT, PROMPT + TOKENS)
+        tokens, logprobs = np.array(prompt + answer.ids), np.array(answer.logprobs, np.float32)
+        paths.append(data.Path(f"e{seed}", 1.0, TOKENS, tokens, targets, logprobs))
+    return paths
+
+
+def gaps(replica: Replica, paths: list[data.Path]) -> np.ndarray:
+    """log pi_trainer - log pi_engine of each target."""
+    packed = data.pack(paths, CPU, torch.float32)
+    return (replica._forward(packed, 1.0).logprobs.detach() - packed.behaviour).double().numpy()
