@@ -41,13 +41,25 @@ class CheckedRun:
 def check(path: Path) -> CheckedRun:
     """Read and validate everything that a run needs; makes nothing. Raises BadInput with one sentence."""
     document = load_run_file(path)
-    check_model(document.model.path, document.model.context_tokens)
+    check_model(document.model.path, document.model.context_tokens, document.cells.tensor_parallel)
+    if document.cells.device == "cuda":
+        _check_gpu(document.model.dtype)
     check_harness(document.harness.name, document.harness.options)
     train = load_tasks(document.tasks.train)
     heldout = load_tasks(document.tasks.heldout) if document.tasks.heldout else []
     if shared := {task.name for task in train} & {task.name for task in heldout}:
         raise BadInput(f"task '{min(shared)}' is in tasks.train and in tasks.heldout: rename one of them")
     return CheckedRun(document, train, heldout)
+
+
+def _check_gpu(dtype: str) -> None:
+    # Only who asks for a GPU waits the seconds that torch takes to load.
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BadInput("cells.device = 'cuda': torch finds no GPU on this machine (allowed here: cpu)")
+    if dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
+        raise BadInput("model.dtype = 'bfloat16': the GPU has no bfloat16 (allowed here: float32)")
 
 
 def launch(run: CheckedRun, state_dir: Path, *, resume: bool = False) -> Services:

@@ -38,7 +38,7 @@ class RunView:
     unfinished: int
     """w: executions dispatched and not terminated, of any purpose."""
     dropped_in_a_row: int
-    """Newest terminal train groups that were all dropped."""
+    """Newest terminal train groups that were all dropped, of those dispatched since the last resume."""
     capacity: int
     """C_R: executions that cells in rollout serve at once."""
     cell_capacity: int
@@ -75,6 +75,17 @@ def groups_to_dispatch(schedule: Schedule, *, updates: int, outstanding: int) ->
     return max(0, min(quota, left) - outstanding)
 
 
+def groups_needed(schedule: Schedule, *, updates: int) -> float:
+    """Ready groups that the supply rule asks for: rho_min B, but never more than are left to train."""
+    left = (schedule.target_updates - updates) * schedule.groups_per_batch
+    return min(schedule.supply_fraction * schedule.groups_per_batch, left)
+
+
+def dropped_limit(schedule: Schedule) -> int:
+    """Train groups dropped in a row at which a run is given up."""
+    return max(8, 2 * schedule.groups_per_batch)
+
+
 def updates_in_burst(schedule: Schedule, *, updates: int, ready_groups: int) -> int:
     """mu, or fewer when the target or the ready groups end sooner."""
     left = schedule.target_updates - updates
@@ -89,8 +100,7 @@ def next_step(schedule: Schedule, view: RunView) -> Step:
         if schedule.heldout and view.after is not Phase.DONE:
             return _evaluate(view.after, StepKind.HELDOUT_AFTER)
         return Step(StepKind.FINISH)
-    limit = max(8, 2 * schedule.groups_per_batch)
-    if view.dropped_in_a_row >= limit:
+    if view.dropped_in_a_row >= dropped_limit(schedule):
         return Step(StepKind.FAIL, reason=f"the last {view.dropped_in_a_row} groups were all dropped")
     missing = groups_to_dispatch(
         schedule, updates=view.updates, outstanding=view.running_groups + view.ready_groups

@@ -8,10 +8,14 @@ from gyre.contracts.errors import BadInput
 
 MODEL_TYPES = ("qwen3",)
 """Architectures that engine, trainer and transfer agree on."""
+DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Of ``config.json``: what tensor parallelism cuts into equal parts."""
 
 
-def check_model(path: Path, context_tokens: int) -> None:
-    """Raise BadInput with one sentence unless ``path`` is a Hugging Face directory that Gyre can train."""
+def check_model(path: Path, context_tokens: int, tensor_parallel: int = 1) -> None:
+    """Raise BadInput with one sentence unless ``path`` is a Hugging Face directory that Gyre can train,
+    cut into ``tensor_parallel`` parts.
+    """
     if not path.is_dir():
         raise BadInput(f"model.path = '{path}': no such directory")
     config = _read_json(path / "config.json")
@@ -22,8 +26,19 @@ def check_model(path: Path, context_tokens: int) -> None:
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and context_tokens > positions:
         raise BadInput(f"model.context_tokens = {context_tokens}: the model has {positions} positions")
+    if tensor_parallel > 1:
+        _check_division(config, tensor_parallel)
     _check_weights(path)
     _check_tokenizer(path)
+
+
+def _check_division(config: dict[str, Any], tensor_parallel: int) -> None:
+    for key in DIVIDED:
+        whole = config.get(key)
+        if not isinstance(whole, int) or whole % tensor_parallel:
+            raise BadInput(
+                f"cells.tensor_parallel = {tensor_parallel} does not divide the model's {key} = {whole}"
+            )
 
 
 def _check_weights(path: Path) -> None:

@@ -8,17 +8,22 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RUN_NAME
 from gyre.settings.services import Services
 
+LONGEST_S = 30 * 24 * 3600
+"""As long as the embedded Temporal keeps a history; also far below what a time-out can hold."""
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+ROUNDING = 1e-9
+
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
@@ -31,7 +36,7 @@ class RunSection(Section):
 
     @model_validator(mode="after")
     def _name_is_a_slug(self) -> "RunSection":
-        if not RUN_NAME.match(self.name):
+        if not RUN_NAME.fullmatch(self.name):
             raise ValueError("name must be 1 to 40 of a-z, 0-9 and '-', not starting with '-'")
         return self
 
@@ -62,8 +67,16 @@ class SamplingSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
+    """The likeliest tokens that are sampled from; -1 for all of them."""
     max_tokens: int = Field(default=512, ge=1)
     """Upper bound for one call; a smaller bound of the harness is honoured."""
+
+    @field_validator("top_k")
+    @classmethod
+    def _all_or_some(cls, top_k: int) -> int:
+        if top_k != -1 and top_k < 1:
+            raise ValueError("top_k must be -1 (all tokens) or at least 1")
+        return top_k
 
 
 class ScheduleSection(Section):
@@ -78,8 +91,8 @@ class ScheduleSection(Section):
     max_concurrent: int = Field(default=8, ge=1)
     """Executions one cell serves at once (C_e)."""
     supply_fraction: float = Field(default=1.0, gt=0)
-    """rho_min: ready groups, in batches, that admission asks for."""
-    supply_hold_s: float = Field(default=0.0, ge=0)
+    """rho_min: ready groups, in batches, that admission asks for; at most phi + mu are ever dispatched."""
+    supply_hold_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
     """tau: how long the supply must hold without a break."""
     max_trajectories: int = Field(default=5, ge=1)
     """J_max, trajectories taken from one execution."""
@@ -89,16 +102,26 @@ class ScheduleSection(Section):
     @model_validator(mode="after")
     def _whole_extra_dispatch(self) -> "ScheduleSection":
         extra = self.extra_dispatch * self.groups_per_batch
-        if abs(extra - round(extra)) > 1e-9:
+        if abs(extra - round(extra)) > ROUNDING:
             raise ValueError("extra_dispatch * groups_per_batch must be a whole number")
+        return self
+
+    @model_validator(mode="after")
+    def _supply_can_be_met(self) -> "ScheduleSection":
+        most = self.extra_dispatch + self.updates_per_burst
+        if self.supply_fraction > most + ROUNDING:
+            raise ValueError(
+                f"supply_fraction must not exceed extra_dispatch + updates_per_burst, which is {most:g}: "
+                "more groups are never dispatched, so no update would begin"
+            )
         return self
 
 
 class OptimizerSection(Section):
     lr: float = Field(default=3e-4, gt=0)
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
     micro_step_tokens: int = Field(default=8192, ge=16)
@@ -108,21 +131,27 @@ class OptimizerSection(Section):
 class LossSection(Section):
     form: Literal["capped", "truncated"] = "capped"
     weight_cap: float = Field(default=5.0, gt=0)
-    clip_low: float = 0.995
-    clip_high: float = 1.005
+    clip_low: float = Field(default=0.995, ge=0)
+    clip_high: float = Field(default=1.005, ge=0)
     normalise_std: bool = True
     """Divide advantages by the group's standard deviation."""
     placeholder_in_baseline: bool = False
+
+    @model_validator(mode="after")
+    def _clips_in_order(self) -> "LossSection":
+        if self.clip_low > self.clip_high:
+            raise ValueError("clip_low must not exceed clip_high")
+        return self
 
 
 class LimitsSection(Section):
     """Time limits per stage and one for everything, in seconds; and how often to try again."""
 
-    provision_s: float = Field(default=60, gt=0)
-    harness_s: float = Field(default=600, gt=0)
-    snapshot_s: float = Field(default=60, gt=0)
-    evaluate_s: float = Field(default=60, gt=0)
-    total_s: float = Field(default=1800, gt=0)
+    provision_s: Seconds = 60
+    harness_s: Seconds = 600
+    snapshot_s: Seconds = 60
+    evaluate_s: Seconds = 60
+    total_s: Seconds = 1800
     attempts: int = Field(default=3, ge=1)
     evaluations: int = Field(default=3, ge=1)
     """Evaluator attempts before the execution is excluded."""

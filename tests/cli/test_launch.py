@@ -28,6 +28,13 @@ context_tokens = {context_tokens}
 [tasks]
 train = "tasks"
 """
+CONFIG = {
+    "model_type": "qwen3",
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 12,
+}
 UNREACHABLE = """
 [services]
 temporal_address = "127.0.0.1:1"
@@ -43,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path / ".gyre"))
     model, task = tmp_path / "model", tmp_path / "tasks" / "one"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 512}))
+    (model / "config.json").write_text(json.dumps(CONFIG))
     (model / "model.safetensors").touch()
     (model / "tokenizer.json").touch()
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
@@ -95,11 +102,24 @@ def _with(name: str, text: str) -> Callable[[Path], None]:
         (lambda folder: write_run_file(folder, more="[model2]\n"), "unknown key 'model2'"),
         (lambda folder: write_run_file(folder, updates=0), "run.updates = 0"),
         (lambda folder: write_run_file(folder, more='heldout = "tasks"\n'), "rename one of them"),
+        (
+            lambda folder: write_run_file(folder, more="[cells]\ntensor_parallel = 4\n"),
+            "cells.tensor_parallel = 4 does not divide the model's num_key_value_heads = 2",
+        ),
+        (
+            lambda folder: write_run_file(folder, more='[cells]\ndevice = "cuda"\n'),
+            "cells.device = 'cuda': torch finds no GPU",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_made(
-    folder: Path, gyre: Gyre, spoil: Callable[[Path], object], sentence: str
+    folder: Path,
+    gyre: Gyre,
+    spoil: Callable[[Path], object],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     spoil(folder)
     code, out, err = gyre("run", str(folder / "run.toml"))
     assert (code, out) == (2, "")

@@ -5,9 +5,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.rules.boundary import Phase, RunView, Schedule, StepKind, groups_to_dispatch, next_step
+from gyre.rules.boundary import (
+    Phase,
+    RunView,
+    Schedule,
+    StepKind,
+    dropped_limit,
+    groups_needed,
+    groups_to_dispatch,
+    next_step,
+)
 from gyre.rules.dispatch import task_order
-from gyre.rules.waterlevel import Supply
+from gyre.rules.waterlevel import Supply, observe_supply
 
 SCHEDULE = Schedule(
     target_updates=6,
@@ -31,16 +40,24 @@ START = RunView(
     supply=Supply(0.0),
     now_s=1.0,
 )
-schedules = st.builds(
-    Schedule,
-    target_updates=st.integers(1, 12),
-    groups_per_batch=st.sampled_from([2, 4, 8]),
-    updates_per_burst=st.integers(1, 4),
-    extra_dispatch=st.sampled_from([0.0, 0.5, 1.0]),
-    supply_fraction=st.sampled_from([0.25, 0.5, 1.0]),
-    supply_hold_s=st.just(0.0),
-    heldout=st.booleans(),
-)
+
+
+@st.composite
+def valid_schedules(draw: st.DrawFn) -> Schedule:
+    """What the run file lets through: never a supply above what is dispatched."""
+    mu, phi = draw(st.integers(1, 4)), draw(st.sampled_from([0.0, 0.5, 1.0]))
+    return Schedule(
+        target_updates=draw(st.integers(1, 12)),
+        groups_per_batch=draw(st.sampled_from([2, 4, 8])),
+        updates_per_burst=mu,
+        extra_dispatch=phi,
+        supply_fraction=draw(st.sampled_from([0.25, 0.5, 1.0])) * (phi + mu),
+        supply_hold_s=0.0,
+        heldout=draw(st.booleans()),
+    )
+
+
+schedules = valid_schedules()
 
 
 def advance(view: RunView, schedule: Schedule) -> tuple[RunView, StepKind]:
@@ -71,6 +88,9 @@ def test_every_run_finishes_and_trains_everything_it_dispatched(schedule: Schedu
     view, dispatched, kinds = START, 0, []
     for _ in range(200):
         before = view.running_groups
+        needed = groups_needed(schedule, updates=view.updates)
+        supply = observe_supply(view.supply, ready=view.ready_groups, needed=needed, now_s=view.now_s)
+        view = replace(view, supply=supply)
         view, kind = advance(view, schedule)
         kinds.append(kind)
         if kind is StepKind.DISPATCH:
@@ -109,6 +129,9 @@ def test_d12_a_row_of_dropped_groups_stops_the_run() -> None:
     step = next_step(SCHEDULE, view)
     assert step.kind is StepKind.FAIL
     assert "8 groups" in step.reason
+    wide = replace(SCHEDULE, groups_per_batch=40)
+    assert dropped_limit(wide) == 80
+    assert next_step(wide, replace(view, dropped_in_a_row=79)).kind is not StepKind.FAIL
 
 
 @given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 40), st.integers(0, 5))
