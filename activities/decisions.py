@@ -25,7 +25,16 @@ from gyre.contracts.messages import (
 )
 from gyre.durable.activities import AWAIT_DECISION, FINISH_RUN, LOAD_PLAN
 from gyre.durable.failures import translated
-from gyre.rules.boundary import Phase, RunView, Schedule, Step, StepKind, next_step
+from gyre.rules.boundary import (
+    Phase,
+    RunView,
+    Schedule,
+    Step,
+    StepKind,
+    dropped_limit,
+    groups_needed,
+    next_step,
+)
 from gyre.rules.dispatch import task_order
 from gyre.rules.waterlevel import Supply, observe_supply
 from gyre.settings import RunFile
@@ -93,16 +102,17 @@ class DecisionActivities:
     def _look(self, session: Session, run: str, config: RunFile) -> RunView:
         counts = groups.count_by_status(session, run)
         ready, now_s = counts.get(GroupStatus.READY, 0), time.monotonic()
-        needed = config.schedule.supply_fraction * config.schedule.groups_per_batch
+        schedule, updates = _schedule(config), run_state.newest_version(session, run)
+        needed = groups_needed(schedule, updates=updates)
         supply = observe_supply(self._supply.get(run, Supply()), ready=ready, needed=needed, now_s=now_s)
         self._supply[run] = supply
         rollout = [c for c in cells.of_run(session, run) if c.role == CellRole.ROLLOUT]
         return RunView(
-            updates=run_state.newest_version(session, run),
+            updates=updates,
             running_groups=counts.get(GroupStatus.RUNNING, 0),
             ready_groups=ready,
             unfinished=groups.unfinished_executions(session, run),
-            dropped_in_a_row=groups.dropped_in_a_row(session, run),
+            dropped_in_a_row=groups.dropped_in_a_row(session, run, limit=dropped_limit(schedule)),
             capacity=sum(cell.capacity for cell in rollout),
             cell_capacity=config.schedule.max_concurrent,
             before=_phase(groups.phase_groups(session, run, "before")),

@@ -24,9 +24,15 @@ class ServingCell:
 
 
 def create(session: Session, run: RunId, index: int, capacity: int) -> None:
-    """The row of a cell, in no role yet: LOST until its supervisor boots."""
+    """The row of a cell, in no role yet: LOST until its supervisor boots. Again: only its capacity is
+    set, which a resumed run may have changed.
+    """
     values = {"id": cell_id(run, index), "run_id": run, "index": index, "capacity": capacity}
-    session.execute(insert(Cell).values(**values, role=CellRole.LOST, epoch=0).on_conflict_do_nothing())
+    session.execute(
+        insert(Cell)
+        .values(**values, role=CellRole.LOST, epoch=0)
+        .on_conflict_do_update(index_elements=[Cell.id], set_={"capacity": capacity})
+    )
 
 
 def mint_epoch(session: Session, cell: CellId, host: str) -> int:

@@ -6,7 +6,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db.models import Execution, QueryGroup, Task
+from db.models import Execution, QueryGroup, Run, Task
 from gyre.contracts.ids import GroupId, RunId, execution_id, group_id
 from gyre.contracts.lifecycle import GROUP, Disposition, GroupStatus, Purpose, advance
 from gyre.rules.groups import group_outcome
@@ -57,7 +57,11 @@ def dispatch(
     session.execute(insert(Execution).on_conflict_do_nothing(), rows)
 
 
-def to_start(session: Session, run: str, after: int, limit: int = 64) -> Sequence[tuple[QueryGroup, str]]:
+STARTS = 32
+"""Groups in one decision: with task names as long as a file system allows they stay below 16 KiB."""
+
+
+def to_start(session: Session, run: str, after: int, limit: int = STARTS) -> Sequence[tuple[QueryGroup, str]]:
     """Running groups above an index with their task's name, in order."""
     query = (
         select(QueryGroup, Task.name)
@@ -94,14 +98,18 @@ def count_by_status(session: Session, run: str) -> dict[GroupStatus, int]:
     return {GroupStatus(row[0]): row[1] for row in session.execute(query)}
 
 
-def dropped_in_a_row(session: Session, run: str, limit: int = 64) -> int:
-    """How many of the newest settled train groups were dropped without a ready one between."""
+def dropped_in_a_row(session: Session, run: str, *, limit: int) -> int:
+    """How many of the newest settled train groups were dropped without a ready one between; at most
+    ``limit``. A resume begins a new count, so that a run that was given up can be taken up.
+    """
+    resumed_at = select(Run.resumed_at).where(Run.id == run).scalar_subquery()
     query = (
         select(QueryGroup.status)
         .where(
             QueryGroup.run_id == run,
             QueryGroup.purpose == Purpose.TRAIN,
             QueryGroup.status != GroupStatus.RUNNING,
+            QueryGroup.dispatched_at >= func.coalesce(resumed_at, QueryGroup.dispatched_at),
         )
         .order_by(QueryGroup.index.desc())
         .limit(limit)

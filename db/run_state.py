@@ -25,10 +25,13 @@ def newest_config(session: Session, run: str) -> dict[str, Any]:
 def advance_status(session: Session, run: str, status: RunStatus, *, failure: str | None = None) -> None:
     """Move the run along its lifecycle; a repeat changes nothing."""
     row = session.get_one(Run, run, with_for_update=True)
+    if row.status == status:
+        return
+    if row.status in TERMINAL:
+        row.resumed_at = func.now()
     row.status = advance(RUN, RunStatus(row.status), status)
     row.failure = failure
-    if status in TERMINAL:
-        row.finished_at = func.now()
+    row.finished_at = func.now() if status in TERMINAL else None
 
 
 def newest_version(session: Session, run: str) -> int:

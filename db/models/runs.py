@@ -23,6 +23,9 @@ class Run(Base):
     """Key of the HMAC that makes attempt tokens; never leaves Postgres and the processes that check."""
     created_at: Mapped[datetime] = created()
     finished_at: Mapped[datetime | None]
+    """None while it has not ended, and again once it is resumed."""
+    resumed_at: Mapped[datetime | None]
+    """When it was last taken up after it had failed or been stopped."""
 
 
 class RunConfig(Base):

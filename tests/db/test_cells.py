@@ -64,3 +64,11 @@ def test_only_cells_in_rollout_take_calls(database: Engine, epoch: int) -> None:
         assert cells.serving(session, "r") == []
         cells.mint_epoch(session, CELL, "h")
         assert cells.of_run(session, "r")[0].engine_url is None
+
+
+def test_a_resumed_run_may_change_the_capacity_and_nothing_else(database: Engine, epoch: int) -> None:
+    with transaction(database) as session:
+        cells.create(session, RunId("r"), 0, 12)
+    with transaction(database) as session:
+        row = cells.of_run(session, "r")[0]
+        assert (row.capacity, row.role, row.epoch) == (12, CellRole.ROLLOUT, epoch)
