@@ -8,12 +8,12 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Engine
 from temporalio import activity
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowUpdateFailedError
 
-from db import cells, run_state
+from db import cells, run_state, waits
 from db.models import Cell
 from db.session import transaction
-from gyre.contracts.errors import EngineFailed
+from gyre.contracts.errors import CellRefused, EngineFailed
 from gyre.contracts.ids import CellId, run_of
 from gyre.contracts.lifecycle import CellRole
 from gyre.contracts.messages import (
@@ -48,7 +48,7 @@ class CellControlActivities:
     @activity.defn(name=AWAIT_CELL.name)
     @translated
     async def await_cell(self, given: CellRef) -> CellState:
-        """Return when the cell serves in a life newer than ``after_epoch``; heartbeats meanwhile."""
+        """Return when the cell's engine answers; heartbeats meanwhile."""
         while True:
             activity.heartbeat()
             state = await asyncio.to_thread(self._read, given)
@@ -65,14 +65,24 @@ class CellControlActivities:
         try:
             update = handle.execute_update  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
             return await update("command", given, id=given.command_id, result_type=CellState)
+        except WorkflowUpdateFailedError as error:
+            raise CellRefused(str(error.cause)) from error
         finally:
             beat.cancel()
 
     def _read(self, given: CellRef) -> CellState | None:
         with transaction(self.database) as session:
             row = session.get(Cell, given.cell_id)
-            if row is None or row.engine_url is None or row.epoch <= given.after_epoch:
+            if row is None or row.engine_url is None:
+                waits.begin(
+                    session,
+                    run=run_of(given.cell_id),
+                    owner=given.cell_id,
+                    waits_for="an engine that answers",
+                    expected_s=60,
+                )
                 return None
+            waits.end(session, owner=given.cell_id)
             return state_of(row)
 
 

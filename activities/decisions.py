@@ -63,7 +63,6 @@ class DecisionActivities:
             run=given.run,
             host=self.host,
             limits=StageLimits.model_validate(limits),
-            updates_per_burst=config.schedule.updates_per_burst,
             num_cells=config.cells.count,
             steps_before_new_history=config.schedule.history_steps,
         )

@@ -46,7 +46,6 @@ class ExecutionActivities:
                 execution,
                 given.disposition,
                 reward=given.reward_id,
-                empty_work=given.empty_work,
                 detail=given.detail,
             )
             totals = executions.execution_totals(session, execution)

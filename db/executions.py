@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, func, select
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from db import attempts
 from db.models import Attempt, Evaluation, Execution, ModelCall, Reward, Snapshot, TreeNode
-from gyre.contracts.ids import AttemptId, EvaluationId, ExecutionId, reward_id
+from gyre.contracts.ids import AttemptId, ExecutionId
 from gyre.contracts.lifecycle import (
     EXECUTION,
     AttemptStatus,
     CallStatus,
     Disposition,
+    EndReason,
     EvaluationStatus,
     ExecutionStatus,
     advance,
@@ -50,9 +50,19 @@ def resume_point(session: Session, execution: ExecutionId, host: str, max_attemp
         state = _state(last, execution, "evaluate")
         return state.model_copy(update={"snapshot_id": snapshot, "next_evaluation": number})
     number = last.number + 1 if last else 1
-    if last is not None and number > max_attempts:
+    if last is not None and _num_failed(session, execution) >= max_attempts:
         return _state(last, execution, "exhausted")
     return _state(attempts.open_attempt(session, execution, number, host), execution, "provision")
+
+
+def _num_failed(session: Session, execution: ExecutionId) -> int:
+    """Attempts that count towards the budget: one that somebody stopped did not fail."""
+    query = select(func.count()).where(
+        Attempt.execution_id == execution,
+        Attempt.failure.is_not(None),
+        Attempt.end_reason != EndReason.CANCELLED,
+    )
+    return session.scalar(query) or 0
 
 
 def _state(last: Attempt | None, execution: ExecutionId, stage: str) -> AttemptState:
@@ -106,27 +116,21 @@ def fold(
     disposition: Disposition,
     *,
     reward: str | None = None,
-    empty_work: bool = False,
     detail: str | None = None,
 ) -> Execution:
-    """Commit the one disposition. A repeat, or a late second opinion, changes nothing."""
-    row = session.get_one(Execution, execution, with_for_update=True)
+    """Commit the one disposition and close what is still open. A repeat, or a late second opinion,
+    changes nothing.
+    """
+    # Not FOR UPDATE: a call that is being recorded holds its attempt and refers to this row's key.
+    row = session.get_one(Execution, execution, with_for_update={"key_share": True})
     if row.status == ExecutionStatus.TERMINAL:
         return row
-    if empty_work:
-        reward = _empty_work_reward(session, execution)
+    attempts.seal_all(session, execution, detail or f"its execution has ended as {disposition}")
     row.status = advance(EXECUTION, ExecutionStatus(row.status), ExecutionStatus.TERMINAL)
     row.disposition, row.reward_id, row.detail = disposition, reward, detail
     row.terminal_at = func.now()
     session.flush()
     return row
-
-
-def _empty_work_reward(session: Session, execution: ExecutionId) -> str:
-    name = reward_id(EvaluationId(f"{execution}/evaluation/0"))
-    values = {"id": name, "execution_id": execution, "evaluation_id": None, "value": 0.0}
-    session.execute(insert(Reward).values(**values).on_conflict_do_nothing())
-    return name
 
 
 def reward_value(session: Session, reward: str | None) -> float | None:

@@ -21,7 +21,7 @@ from db.models import (
     TreeNode,
 )
 from gyre.contracts.errors import Fenced, TrainerFailed
-from gyre.contracts.ids import BatchId, CellId, run_of
+from gyre.contracts.ids import BatchId, CellId, RunId, checkpoint_id, run_of
 from gyre.contracts.lifecycle import (
     GROUP,
     BatchStatus,
@@ -221,7 +221,7 @@ def commit_version(
 
 
 def _insert_version(session: Session, run: str, stored: StoredVersion, batch: BatchId | None) -> None:
-    checkpoint = f"run/{run}/checkpoint/{stored.version}"
+    checkpoint = checkpoint_id(RunId(run), stored.version)
     common = {"run_id": run, "version": stored.version, "sha256": stored.sha256}
     files = {"weights_key": stored.weights_key, "optimizer_key": stored.optimizer_key}
     session.execute(

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from gyre.contracts.engine import EngineInfo, PullWeights, WeightsReference
-from gyre.contracts.errors import EngineFailed, TrainerFailed
+from gyre.contracts.errors import EngineFailed, TrainerFailed, TrainingImpossible
 from gyre.contracts.processes import TrainerAnswer, TrainerCommand
 
 LINE_LIMIT = 1 << 20
@@ -25,26 +25,36 @@ class TrainerClient:
         """Return when the trainer answers."""
         while True:
             try:
-                await self.send("status")
-            except (OSError, asyncio.IncompleteReadError):
+                await self.status()
+            except OSError:
                 await asyncio.sleep(RETRY_S)
             else:
                 return
 
+    async def status(self) -> dict[str, Any]:
+        """What the trainer holds; answered beside a command that runs."""
+        return await self._exchange("status", {})
+
     async def send(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Run a command. Raises TrainerFailed with the trainer's sentence, OSError if it is not there."""
         async with self._lock:
-            reader, writer = await asyncio.open_unix_connection(self._socket, limit=LINE_LIMIT)
-            try:
-                request = TrainerCommand(command=command, epoch=self._epoch, arguments=arguments)
-                writer.write(request.model_dump_json().encode() + b"\n")
-                await writer.drain()
-                line = await reader.readuntil(b"\n")
-            finally:
-                writer.close()
+            return await self._exchange(command, arguments)
+
+    async def _exchange(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        reader, writer = await asyncio.open_unix_connection(self._socket, limit=LINE_LIMIT)
+        try:
+            request = TrainerCommand(command=command, epoch=self._epoch, arguments=arguments)
+            writer.write(request.model_dump_json().encode() + b"\n")
+            await writer.drain()
+            line = await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            raise TrainerFailed(f"{command}: the trainer ended before it answered") from error
+        finally:
+            writer.close()
         answer = TrainerAnswer.model_validate_json(line)
         if answer.error is not None:
-            raise TrainerFailed(f"{command}: {answer.error}")
+            kind = TrainerFailed if answer.retryable else TrainingImpossible
+            raise kind(f"{command}: {answer.error}")
         return answer.result
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine as Database
 
-from db import cells, run_state
+from db import cells, run_state, waits
 from db.session import transaction
 from gpu_workers.children import Child, alive_until, start
 from gpu_workers.clients import EngineClient, TrainerClient
@@ -49,14 +50,23 @@ class CellLife:
         await self._start_trainer()
         version = await asyncio.to_thread(self._newest_version)
         await self._trainer.send("load", version=version)
-        if version > 0:
-            await self._move_weights(version)
-        await asyncio.to_thread(self._serve, version)
+        moved = await self._move_weights(version) if version > 0 else None
+        await asyncio.to_thread(self._serve, version, moved["num_bytes"] if moved else None)
 
     async def end(self) -> None:
         """End every process of this life; returns when they are gone."""
         await self._engine.close()
         await asyncio.gather(*(child.end() for child in self.children))
+
+    async def answers(self, limit_s: float) -> bool:
+        """Whether both processes answer a small question in time; a trainer does so while it trains."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._engine.info()
+                await self._trainer.status()
+        except (EngineFailed, TrainerFailed, OSError, TimeoutError):
+            return False
+        return True
 
     async def enter(self, command: CellCommand) -> None:
         """What each role asks of the two processes. Idempotent."""
@@ -99,14 +109,16 @@ class CellLife:
 
     async def _hold(self, version: int) -> None:
         """Have the trainer hold exactly this version, reloading it where a crash left another."""
-        if (await self._trainer.send("status"))["version"] != version:
+        if (await self._trainer.status())["version"] != version:
             await self._trainer.send("load", version=version)
 
     async def _until_drained(self) -> None:
         """The capacity rule left nothing running here; wait for what the harness asks at the end."""
-        async with asyncio.timeout(DRAIN_LIMIT_S):
-            while (await self._engine.info()).num_running:
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while (running := (await self._engine.info()).num_running) > 0:
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"{running} requests still run {DRAIN_LIMIT_S:.0f} s after draining began")
+            await asyncio.sleep(0.05)
 
     async def _start_engine(self) -> None:
         cells_section = self._config.cells
@@ -156,9 +168,13 @@ class CellLife:
         with transaction(self._database) as session:
             return run_state.newest_version(session, self._boot.run)
 
-    def _serve(self, version: int) -> None:
+    def _serve(self, version: int, pulled_bytes: int | None) -> None:
+        """Say that this life serves, and that the version is published if a crash left it unsaid."""
         with transaction(self._database) as session:
             cells.begin_serving(session, self._cell, self.epoch, self._url, version)
+            waits.end(session, owner=self._cell)
+            if pulled_bytes is not None:
+                run_state.mark_published(session, self._boot.run, version, pulled_bytes)
 
 
 def _free_port() -> int:

@@ -8,13 +8,14 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 
 from sqlalchemy import Engine
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.cells import CellActivities
-from db import cells, run_state
+from db import cells, run_state, waits
 from db.session import connect, transaction
 from gpu_workers.children import first_death
 from gpu_workers.life import CellLife
@@ -26,6 +27,7 @@ from gyre.settings import RunFile, Services
 
 log = logging.getLogger("gyre.cell")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+SILENCE_S, LOOK_S = 60.0, 10.0
 
 
 async def supervise(boot: CellBoot) -> None:
@@ -55,6 +57,7 @@ async def _one_life(boot: CellBoot, database: Engine, temporal: Client, stop: as
         await _work(boot, database, temporal, life, stop)
     except (GyreError, OSError) as error:
         log.error("%s epoch %d: %s", boot.cell, epoch, error)
+        await asyncio.to_thread(_note_failure, boot, database, str(error))
         return False
     finally:
         await life.end()
@@ -73,14 +76,28 @@ async def _work(
         max_concurrent_activities=4,
         identity=f"{boot.cell}@{boot.host}",
     )
-    death = asyncio.create_task(first_death(life.children))
-    told = asyncio.create_task(stop.wait())
+    reasons = (first_death(life.children), first_silence(life), _told(stop))
+    ends = [asyncio.create_task(reason) for reason in reasons]
     async with worker:
-        await asyncio.wait({death, told}, return_when=asyncio.FIRST_COMPLETED)
-        if death.done():
-            log.error("%s epoch %d: %s", boot.cell, life.epoch, death.result())
-    death.cancel()
-    told.cancel()
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        log.warning("%s epoch %d ends: %s", boot.cell, life.epoch, next(iter(done)).result())
+    for end in ends:
+        end.cancel()
+
+
+async def first_silence(life: CellLife, limit_s: float = SILENCE_S) -> str:
+    """Wait until a process has not answered for ``limit_s``: frozen is as good as dead."""
+    heard = time.monotonic()
+    while (silent_s := time.monotonic() - heard) < limit_s:
+        await asyncio.sleep(LOOK_S)
+        if await life.answers(LOOK_S):
+            heard = time.monotonic()
+    return f"engine or trainer has not answered for {silent_s:.0f} s"
+
+
+async def _told(stop: asyncio.Event) -> str:
+    await stop.wait()
+    return "the supervisor was told to stop"
 
 
 def _mint(boot: CellBoot, database: Engine) -> tuple[int, RunFile]:
@@ -89,6 +106,18 @@ def _mint(boot: CellBoot, database: Engine) -> tuple[int, RunFile]:
         index = int(boot.cell.rsplit("/", 1)[1])
         cells.create(session, RunId(config.run.name), index, config.schedule.max_concurrent)
         return cells.mint_epoch(session, CellId(boot.cell), boot.host), config
+
+
+def _note_failure(boot: CellBoot, database: Engine, reason: str) -> None:
+    """A cell that cannot start is a wait that people can see, with its reason."""
+    with transaction(database) as session:
+        waits.begin(
+            session,
+            run=boot.run,
+            owner=boot.cell,
+            waits_for=f"a life that serves; the last one: {reason[:300]}",
+            expected_s=LONGEST_PAUSE_S,
+        )
 
 
 def main() -> None:

@@ -1,5 +1,8 @@
 """N executions of one task, until every one is terminal."""
 
+import asyncio
+from datetime import timedelta
+
 from temporalio import workflow
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
@@ -24,8 +27,10 @@ with workflow.unsafe.imports_passed_through():
     from gyre.durable.calls import call
     from gyre.durable.client import GROUP, RUN, TASK
     from workflows.rollout import Rollout
-    from workflows.waiting import wake_or_poll
 
+LIVES = 3
+"""Times that a failed Rollout is started again from Postgres before its execution is excluded."""
+LOOK_AGAIN = timedelta(seconds=60)
 RolloutHandle = ChildWorkflowHandle[Rollout, RolloutResult]
 
 
@@ -33,29 +38,36 @@ RolloutHandle = ChildWorkflowHandle[Rollout, RolloutResult]
 class QueryGroup:
     """Starts or re-attaches its executions, waits for all of them, settles the group."""
 
-    def __init__(self) -> None:
-        self._woken = False
-
-    @workflow.signal
-    def wake(self) -> None:
-        """Something was committed; look again."""
-        self._woken = True
-
     @workflow.run
     async def run(self, given: QueryGroupInput) -> QueryGroupResult:
         group = GroupId(given.group_id)
         names = [execution_id(group, index) for index in range(given.size)]
-        handles = [await self._start(given, name) for name in names]
-        for name, handle in zip(names, handles, strict=True):
-            if handle is not None:
-                await self._finish(name, handle)
-        result = await self._settle(group)
-        while result.status == "running":
+        await asyncio.gather(*(self._run_one(given, name) for name in names))
+        while (result := await self._settle(group)).status == "running":
             # Executions that an earlier life of this workflow started answer through Postgres.
-            await wake_or_poll(lambda: self._woken)
-            self._woken = False
-            result = await self._settle(group)
+            await workflow.sleep(LOOK_AGAIN, summary="for executions started earlier")
+            await asyncio.gather(*(self._run_one(given, name) for name in names))
         return result
+
+    async def _run_one(self, given: QueryGroupInput, name: ExecutionId) -> None:
+        """Run an execution to its end; one that fails as a workflow is taken up again, then excluded.
+
+        One execution's failure is its own: the group goes on. Starting a terminal one again only reads it.
+        """
+        failure = ""
+        for _ in range(LIVES):
+            handle = await self._start(given, name)
+            if handle is None:
+                return
+            try:
+                await handle
+            except ChildWorkflowError as error:
+                if is_cancelled_exception(error):
+                    raise
+                failure = str(error.cause or error)[:500]
+            else:
+                return
+        await self._exclude(name, failure)
 
     async def _start(self, given: QueryGroupInput, name: ExecutionId) -> RolloutHandle | None:
         """None when the execution runs already."""
@@ -74,23 +86,13 @@ class QueryGroup:
         except WorkflowAlreadyStartedError:
             return None
 
-    async def _finish(self, name: ExecutionId, handle: RolloutHandle) -> None:
-        """One execution's failure is its own: it is excluded, with the reason, and the group goes on."""
-        try:
-            await handle
-        except ChildWorkflowError as error:
-            if is_cancelled_exception(error):
-                raise
-            await call(
-                activities.FOLD_EXECUTION,
-                FoldInput(
-                    execution_id=name,
-                    disposition=Disposition.EXCLUDED,
-                    detail=f"workflow: {error.cause or error}"[:500],
-                ),
-                queue=short_queue(run_of(name)),
-                options=options.database(),
-            )
+    async def _exclude(self, name: ExecutionId, failure: str) -> None:
+        await call(
+            activities.FOLD_EXECUTION,
+            FoldInput(execution_id=name, disposition=Disposition.EXCLUDED, detail=f"workflow: {failure}"),
+            queue=short_queue(run_of(name)),
+            options=options.database(),
+        )
 
     async def _settle(self, group: GroupId) -> QueryGroupResult:
         return await call(

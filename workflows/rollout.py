@@ -37,6 +37,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.evaluation import Evaluation
 
 LONG_STAGES = ("harness", "evaluate")
+PROVISION_TRIES = 3
 SEAL_S = 30.0
 """Ending a process group and making sure of it."""
 
@@ -49,7 +50,8 @@ class Rollout:
     def __init__(self, given: RolloutInput) -> None:
         self._given = given
         self._run = run_of(given.execution_id)
-        self._began = workflow.now()
+        self._spent_s = 0.0
+        """Of harnesses, all attempts together: time without a worker is nobody's budget."""
         self._stage = "start"
         self._milestones: list[str] = []
         self._failure: str | None = None
@@ -66,9 +68,12 @@ class Rollout:
     @workflow.run
     async def run(self, given: RolloutInput) -> RolloutResult:
         while self._snapshot is None:
+            if self._left_s() <= 0:
+                self._failure = self._failure or "the total time budget is used up"
+                break
             state = await self._open()
-            if state.stage == "exhausted" or self._left_s() <= 0:
-                self._failure = self._failure or state.failure or "the total time budget is used up"
+            if state.stage == "exhausted":
+                self._failure = self._failure or state.failure
                 break
             if state.stage == "terminal":
                 # Folding never changes a terminal execution: this only reads what was committed.
@@ -110,27 +115,30 @@ class Rollout:
     async def _work(self, attempt: str) -> HarnessResult | None:
         """Provision and run the harness. None: the attempt failed and is sealed."""
         limits = self._given.limits
-        reason = EndReason.PROVISION_FAILED
+        reason, began = EndReason.PROVISION_FAILED, workflow.now()
         try:
             self._enter("provision")
             await call(
                 activities.PROVISION_WORKSPACE,
                 AttemptInput(attempt_id=attempt, limit_s=limits.provision_s),
                 queue=host_short_queue(self._run, self._given.host),
-                options=options.stage(limits.provision_s),
+                options=options.stage(limits.provision_s, attempts=PROVISION_TRIES),
             )
             reason = EndReason.SANDBOX_LOST
             self._enter("harness")
             limit_s = min(limits.harness_s, max(1.0, self._left_s()))
-            return await call(
+            ended = await call(
                 activities.RUN_HARNESS,
                 HarnessInput(attempt_id=attempt, limit_s=limit_s),
                 queue=host_queue(self._run, self._given.host),
                 options=options.harness(limit_s),
             )
+            self._spent_s += ended.seconds
+            return ended
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
+            self._spent_s += (workflow.now() - began).total_seconds()
             self._failure = sentence(error)
             await self._seal_failed(attempt, reason)
             return None
@@ -142,7 +150,7 @@ class Rollout:
             activities.SEAL_ATTEMPT,
             SealInput(attempt_id=attempt, end_reason=ended.end_reason, exit_code=ended.exit_code),
             queue=host_short_queue(self._run, self._given.host),
-            options=options.stage(SEAL_S, attempts=20),
+            options=options.stage(SEAL_S),
         )
         outcome = attempt_outcome(ended.end_reason, ended.exit_code, sealed.num_calls)
         if outcome is AttemptOutcome.EVALUATE:
@@ -157,7 +165,7 @@ class Rollout:
             activities.SEAL_ATTEMPT,
             SealInput(attempt_id=attempt, end_reason=reason, failure=self._failure),
             queue=host_short_queue(self._run, self._given.host),
-            options=options.stage(SEAL_S, attempts=20),
+            options=options.stage(SEAL_S),
         )
 
     async def _capture(self, attempt: str) -> str | None:
@@ -169,7 +177,7 @@ class Rollout:
                 activities.TAKE_SNAPSHOT,
                 SnapshotInput(attempt_id=attempt, limit_s=limit_s),
                 queue=host_short_queue(self._run, self._given.host),
-                options=options.stage(limit_s, attempts=10),
+                options=options.stage(limit_s),
             )
         except ActivityError as error:
             if is_cancelled_exception(error):
@@ -180,7 +188,7 @@ class Rollout:
         return taken.snapshot_id
 
     async def _evaluate(self) -> EvaluationResult:
-        """Score the snapshot in a child of its own, which `gyre rescore` can also start."""
+        """Score the snapshot in a child of its own: the agent is not run again for an evaluator's sake."""
         assert self._snapshot is not None
         self._enter("evaluate")
         execution, number = ExecutionId(self._given.execution_id), self._next_evaluation
@@ -209,7 +217,6 @@ class Rollout:
                 execution_id=self._given.execution_id,
                 disposition=end.disposition,
                 reward_id=scored.reward_id if scored else None,
-                empty_work=end.empty_work,
                 detail=end.detail,
             ),
             queue=short_queue(self._run),
@@ -220,7 +227,7 @@ class Rollout:
         return result
 
     def _left_s(self) -> float:
-        return self._given.limits.total_s - (workflow.now() - self._began).total_seconds()
+        return self._given.limits.total_s - self._spent_s
 
     def _enter(self, stage: str) -> None:
         """Search attributes cost a row each: only the stages that last are worth a query."""

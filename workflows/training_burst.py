@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from gyre.durable import activities, options
     from gyre.durable.calls import call
-    from gyre.durable.failures import sentence
+    from gyre.durable.failures import failure_type, sentence
 
 TRAIN_LIMIT_S = 24 * 3600.0
 PUBLISH_LIMIT_S = 900.0
@@ -29,8 +29,8 @@ MAX_LIVES = 10
 LONGEST_PAUSE_S = 30
 
 
-class CellLost(Exception):
-    """The cell's life ended, or it refused: look at it again and go on from Postgres."""
+HOPELESS = {"BadInput", "TrainingImpossible"}
+"""Failures that another life of the cell would only repeat."""
 
 
 @workflow.defn(name="TrainingBurst")
@@ -42,20 +42,24 @@ class TrainingBurst:
         self._given = given
         self._version = given.version
         self._failure = ""
+        self._try = 0
 
     @workflow.run
     async def run(self, given: BurstInput) -> BurstResult:
         target = given.version + given.num_updates
         for number in range(MAX_LIVES):
+            self._try = number
             if number > 0:
                 pause_s = min(2 ** (number - 1), LONGEST_PAUSE_S)
                 await workflow.sleep(timedelta(seconds=pause_s), summary="before another try")
             cell = await self._cell()
             try:
                 return await self._live(cell, target)
-            except CellLost as error:
-                self._failure = str(error)
-                workflow.logger.warning("burst goes on with another life of the cell: %s", error)
+            except ActivityError as error:
+                if is_cancelled_exception(error) or failure_type(error) in HOPELESS:
+                    raise
+                self._failure = sentence(error)
+                workflow.logger.warning("burst tries again: %s", self._failure)
         raise ApplicationError(
             f"{given.cell_id} failed {MAX_LIVES} times in one burst; last: {self._failure}",
             type="TrainerFailed",
@@ -98,57 +102,43 @@ class TrainingBurst:
 
     async def _command(self, cell: CellState, to_role: CellRole) -> CellState:
         command = CellCommand(
-            command_id=f"{cell.cell_id}/{cell.epoch}/version/{self._version}/{to_role}",
+            command_id=f"{cell.cell_id}/{cell.epoch}/{self._version}/{cell.role}-{to_role}/{self._try}",
             cell_id=cell.cell_id,
             epoch=cell.epoch,
             from_role=cell.role,
             to_role=to_role,
             version=self._version,
         )
-        try:
-            return await call(
-                activities.COMMAND_CELL,
-                command,
-                queue=control_queue(RunId(self._given.run)),
-                options=options.cell_command(),
-                summary=f"{cell.role} -> {to_role}",
-            )
-        except ActivityError as error:
-            raise _lost(error) from error
+        return await call(
+            activities.COMMAND_CELL,
+            command,
+            queue=control_queue(RunId(self._given.run)),
+            options=options.cell_command(),
+            summary=f"{cell.role} -> {to_role}",
+        )
 
     async def _train(self, cell: CellState) -> None:
         version = self._version + 1
         workflow.set_current_details(f"training version {version}")
-        try:
-            await call(
-                activities.TRAIN_BATCH,
-                TrainInput(
-                    cell_id=cell.cell_id,
-                    epoch=cell.epoch,
-                    batch_id=batch_id(RunId(self._given.run), version),
-                    version=version,
-                ),
-                queue=cell_queue(CellId(cell.cell_id), cell.epoch),
-                options=options.cell_work(TRAIN_LIMIT_S),
-                summary=f"update {version}",
-            )
-        except ActivityError as error:
-            raise _lost(error) from error
+        await call(
+            activities.TRAIN_BATCH,
+            TrainInput(
+                cell_id=cell.cell_id,
+                epoch=cell.epoch,
+                batch_id=batch_id(RunId(self._given.run), version),
+                version=version,
+            ),
+            queue=cell_queue(CellId(cell.cell_id), cell.epoch),
+            options=options.cell_work(TRAIN_LIMIT_S),
+            summary=f"update {version}",
+        )
 
     async def _publish(self, cell: CellState) -> None:
         workflow.set_current_details(f"publishing version {self._version}")
-        try:
-            await call(
-                activities.PUBLISH_WEIGHTS,
-                PublishInput(cell_id=cell.cell_id, epoch=cell.epoch, version=self._version),
-                queue=cell_queue(CellId(cell.cell_id), cell.epoch),
-                options=options.cell_work(PUBLISH_LIMIT_S),
-                summary=f"version {self._version}",
-            )
-        except ActivityError as error:
-            raise _lost(error) from error
-
-
-def _lost(error: ActivityError) -> Exception:
-    """A cancelled step cancels the burst; any other failure means looking at the cell again."""
-    return error if is_cancelled_exception(error) else CellLost(sentence(error))
+        await call(
+            activities.PUBLISH_WEIGHTS,
+            PublishInput(cell_id=cell.cell_id, epoch=cell.epoch, version=self._version),
+            queue=cell_queue(CellId(cell.cell_id), cell.epoch),
+            options=options.cell_work(PUBLISH_LIMIT_S),
+            summary=f"version {self._version}",
+        )

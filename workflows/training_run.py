@@ -54,11 +54,9 @@ class TrainingRun:
 
     @workflow.run
     async def run(self, given: TrainingRunInput) -> TrainingRunResult:
-        plan = await self._plan()
-        await self._start_cells(plan)
         try:
-            result = await self._until_finished(plan)
-        except (ActivityError, ChildWorkflowError) as error:
+            result = await self._until_finished()
+        except (ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError) as error:
             if is_cancelled_exception(error):
                 raise
             result = await self._finish(_root_sentence(error))
@@ -66,8 +64,10 @@ class TrainingRun:
             workflow.continue_as_new(TrainingRunInput(run=self._run, last_group=self._last_group))
         return result
 
-    async def _until_finished(self, plan: RunPlan) -> TrainingRunResult | None:
+    async def _until_finished(self) -> TrainingRunResult | None:
         """Do what is due, again and again. None: the history is long enough to start a new one."""
+        plan = await self._plan()
+        await self._start_cells(plan)
         while not self._history_is_long(plan):
             decision = await self._await_decision()
             self._steps += 1
@@ -97,7 +97,7 @@ class TrainingRun:
         )
 
     async def _await_decision(self) -> Decision:
-        workflow.set_current_details("waiting for the next decision; `gyre why` tells for what")
+        workflow.set_current_details("waiting for the next decision")
         return await call(
             activities.AWAIT_DECISION,
             DecisionInput(run=self._run, last_group=self._last_group),
@@ -182,9 +182,11 @@ def _attributes(run: RunId, *more: tuple[SearchAttributeKey[str], str]) -> Typed
     return TypedSearchAttributes([SearchAttributePair(key, value) for key, value in ((RUN, run), *more)])
 
 
-def _root_sentence(error: ActivityError | ChildWorkflowError) -> str:
+def _root_sentence(error: ActivityError | ChildWorkflowError | WorkflowAlreadyStartedError) -> str:
     """The innermost reason of a failed activity or child."""
     if isinstance(error, ActivityError):
         return sentence(error)
+    if isinstance(error, WorkflowAlreadyStartedError):
+        return f"{error.workflow_id} runs already, started by something else"
     cause = error.cause
     return sentence(cause) if isinstance(cause, ActivityError) else str(cause or error)[:500]

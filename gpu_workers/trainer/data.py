@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from db.models import BatchExecution, Trajectory, TreeNode
 from gpu_workers.trainer.model import Row
-from gyre.contracts.errors import TrainerFailed
+from gyre.contracts.errors import TrainingImpossible
 from gyre.contracts.lifecycle import NodeKind
 
 
@@ -53,7 +53,7 @@ def assemble(trajectory: Trajectory, nodes: Mapping[str, TreeNode], execution: B
         start += cut
     positions = np.concatenate(targets) if targets else np.zeros(0, np.int64)
     if start != trajectory.num_tokens or len(positions) != trajectory.num_targets or 0 in positions:
-        raise TrainerFailed(f"{trajectory.id} does not have the tokens and targets that its row names")
+        raise TrainingImpossible(f"{trajectory.id} does not have the tokens and targets that its row names")
     end = int(positions[-1]) + 1 if len(positions) else 0  # what follows the last target predicts nothing
     return Path(
         execution_id=trajectory.execution_id,
@@ -74,10 +74,10 @@ def _chain(leaf: str, nodes: Mapping[str, TreeNode]) -> list[TreeNode]:
 
 def _logprobs(node: TreeNode, cut: int) -> NDArray[np.float32]:
     if node.kind != NodeKind.SAMPLED or node.logprobs is None:
-        raise TrainerFailed(f"{node.id} was not sampled by the policy, so it cannot be a target")
+        raise TrainingImpossible(f"{node.id} was not sampled by the policy, so it cannot be a target")
     logprobs = np.frombuffer(node.logprobs, "<f4", count=cut)
     if not np.isfinite(logprobs).all():
-        raise TrainerFailed(f"{node.id} has a log-probability that is not finite")
+        raise TrainingImpossible(f"{node.id} has a log-probability that is not finite")
     return logprobs
 
 

@@ -24,7 +24,7 @@ from gpu_workers.trainer.logprobs import Scored, score_targets
 from gpu_workers.trainer.model import DTYPES, PolicyModel
 from gpu_workers.trainer.optimizer import MainGradAdamW
 from gpu_workers.transfer import payload_sha256
-from gyre.contracts.errors import TrainerFailed
+from gyre.contracts.errors import TrainingImpossible
 from gyre.settings.runfile import LossSection, OptimizerSection
 
 Sums = dict[str, tuple[float, int]]
@@ -114,13 +114,13 @@ class Replica:
     def close(self, num_executions: int, clip_norm: float) -> CloseResult:
         """Reduce over ranks, divide by M once, clip by the global norm once, update.
 
-        Raises TrainerFailed, and updates nothing, if the gradient is not finite.
+        Raises TrainingImpossible, and updates nothing, if the gradient is not finite.
         """
         self._reduce()
         digest = self.gradient_sha256()
         norm = self._global_norm() / num_executions
         if not math.isfinite(norm):
-            raise TrainerFailed(f"the gradient norm is {norm}: parameters are left as they were")
+            raise TrainingImpossible(f"the gradient norm is {norm}: parameters are left as they were")
         clip = min(1.0, clip_norm / (norm + 1e-6))
         self._optimizer.step(clip / num_executions)
         return CloseResult(norm, digest)

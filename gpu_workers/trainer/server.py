@@ -85,7 +85,8 @@ class CommandServer:
 
 
 def _refusal(error: GyreError) -> TrainerAnswer:
-    return TrainerAnswer(error=str(error), retryable=error.retryable)
+    # A fenced command is for another life: whoever sent it looks at the cell again.
+    return TrainerAnswer(error=str(error), retryable=error.retryable or isinstance(error, Fenced))
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):

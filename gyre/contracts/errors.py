@@ -7,9 +7,12 @@ GyreError
 ├── ProvisionFailed     the workspace could not be made
 ├── SandboxFailed       isolation or the harness process could not be started
 ├── SnapshotFailed      the workspace could not be captured or stored
+│   └── WorkspaceUnusable   it never can be: missing, unreadable or over its cap
 ├── EvaluatorFailed     no valid reward came out: pending, never zero
 ├── EngineFailed        the inference server failed or is unreachable
 ├── TrainerFailed       the training process failed
+│   └── TrainingImpossible  the batch itself cannot be trained
+├── CellRefused         a cell refused a role change or failed in it: look at it again
 └── TransferFailed      a weight transfer failed its version stamp or checksum
 """
 
@@ -47,6 +50,10 @@ class SnapshotFailed(GyreError):
     boundary, retryable = "snapshot", True
 
 
+class WorkspaceUnusable(SnapshotFailed):
+    retryable = False
+
+
 class EvaluatorFailed(GyreError):
     boundary, retryable = "evaluator", True
 
@@ -57,6 +64,14 @@ class EngineFailed(GyreError):
 
 class TrainerFailed(GyreError):
     boundary, retryable = "trainer", True
+
+
+class TrainingImpossible(TrainerFailed):
+    retryable = False
+
+
+class CellRefused(GyreError):
+    boundary, retryable = "cell", False
 
 
 class TransferFailed(GyreError):

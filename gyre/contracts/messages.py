@@ -127,7 +127,7 @@ class AttemptState(Message):
 
     attempt_id: str
     number: int
-    stage: Literal["provision", "seal", "snapshot", "evaluate", "exhausted", "terminal"]
+    stage: Literal["provision", "snapshot", "evaluate", "exhausted", "terminal"]
     failure: str | None = None
     """Of the last attempt, when the budget of attempts is exhausted."""
     snapshot_id: str | None = None
@@ -140,8 +140,6 @@ class FoldInput(Message):
     execution_id: str
     disposition: Disposition
     reward_id: str | None = None
-    empty_work: bool = False
-    """It ran and left nothing behind: scored 0 without an evaluation."""
     detail: str | None = None
 
 
@@ -224,7 +222,6 @@ class RunPlan(Message):
     run: str
     host: str
     limits: StageLimits
-    updates_per_burst: int
     num_cells: int
     steps_before_new_history: int = 50
 
@@ -293,8 +290,6 @@ class CellState(Message):
 
 class CellRef(Message):
     cell_id: str
-    after_epoch: int = 0
-    """Wait for a life of the cell with an epoch above this one."""
 
 
 class CellCommand(Message):

@@ -11,10 +11,6 @@ In = TypeVar("In", bound=BaseModel)
 Out = TypeVar("Out", bound=BaseModel)
 
 
-class Nothing(m.Message):
-    """An activity that only has to have happened."""
-
-
 @dataclass(frozen=True)
 class Activity(Generic[In, Out]):
     """An activity's name with the types that cross."""

@@ -10,7 +10,14 @@ from typing import TypedDict
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
-NEVER_RETRIED = ["BadInput", "Fenced", "IllegalTransition", "EvaluatorFailed", "CellLost", "PayloadsTooLarge"]
+NEVER_RETRIED = [
+    "BadInput",
+    "Fenced",
+    "IllegalTransition",
+    "EvaluatorFailed",
+    "WorkspaceUnusable",
+    "PayloadsTooLarge",
+]
 MARGIN_S = 30.0
 
 
@@ -24,10 +31,9 @@ class Options(TypedDict, total=False):
 
 
 def database() -> Options:
-    """A short transaction: retried until Postgres is back, for an hour."""
+    """A short transaction: retried until Postgres is back. No limit counts time without a worker."""
     return Options(
         start_to_close_timeout=timedelta(seconds=60),
-        schedule_to_close_timeout=timedelta(hours=1),
         retry_policy=_policy(maximum_s=15),
     )
 
@@ -41,11 +47,15 @@ def decision() -> Options:
     )
 
 
-def stage(limit_s: float, *, attempts: int = 3) -> Options:
-    """Provision, seal, snapshot: idempotent, bounded by the stage's limit."""
+def stage(limit_s: float, *, attempts: int = 0) -> Options:
+    """Provision, seal, snapshot: idempotent, each try bounded by the stage's limit.
+
+    ``attempts`` 0 is no bound: a Postgres or an S3 that is away must not cost finished work. What a
+    retry cannot help fails at once by its error's type.
+    """
     return Options(
         start_to_close_timeout=timedelta(seconds=limit_s + MARGIN_S),
-        schedule_to_close_timeout=timedelta(seconds=attempts * (limit_s + MARGIN_S) + 600),
+        heartbeat_timeout=timedelta(seconds=30),
         retry_policy=_policy(maximum_s=15, attempts=attempts),
     )
 
@@ -61,10 +71,11 @@ def harness(limit_s: float) -> Options:
 
 
 def evaluator(limit_s: float) -> Options:
-    """One try at scoring. Its own failure comes back to the workflow; a dead worker is retried."""
+    """One try at scoring. Its own failure comes back to the workflow; an outage is retried."""
     return Options(
         start_to_close_timeout=timedelta(seconds=limit_s + MARGIN_S),
-        retry_policy=_policy(maximum_s=5, attempts=10),
+        heartbeat_timeout=timedelta(seconds=30),
+        retry_policy=_policy(maximum_s=15),
     )
 
 
@@ -78,10 +89,10 @@ def cell_work(limit_s: float) -> Options:
     )
 
 
-def cell_command(limit_s: float = 1800.0) -> Options:
+def cell_command() -> Options:
     """An Update to a Cell workflow under an id that is stable over retries."""
     return Options(
-        start_to_close_timeout=timedelta(seconds=limit_s),
+        start_to_close_timeout=timedelta(minutes=30),
         heartbeat_timeout=timedelta(seconds=20),
         retry_policy=_policy(maximum_s=5, attempts=5),
     )

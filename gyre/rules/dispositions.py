@@ -28,10 +28,9 @@ def attempt_outcome(end_reason: EndReason, exit_code: int | None, num_calls: int
 
 @dataclass(frozen=True)
 class Ending:
-    """An execution's one disposition; ``empty_work`` is a reward of 0 without an evaluation."""
+    """An execution's one disposition, and why where it is not ``scored``."""
 
     disposition: Disposition
-    empty_work: bool = False
     detail: str | None = None
 
 

@@ -1,4 +1,5 @@
-"""When a group is ready, and the advantages of its executions (FACTS: group-relative)."""
+"""When a group is ready, and the advantages of its executions (group-relative, as in QwenGyre,
+arXiv 2609.33848)."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt

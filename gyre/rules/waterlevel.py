@@ -1,4 +1,5 @@
-"""Admission of a cell to training (FACTS: Waterlevel): a capacity rule and a supply rule."""
+"""Admission of a cell to training (QwenGyre's Waterlevel, arXiv 2609.33848): a capacity rule and a
+supply rule."""
 
 from dataclasses import dataclass
 

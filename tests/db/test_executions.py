@@ -5,9 +5,10 @@ import threading
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from db import attempts, evaluations, executions, groups, snapshots
-from db.models import Blob, Execution, ModelCall
+from db.models import Blob, Execution, ModelCall, Reward
 from db.session import transaction
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import (
@@ -43,6 +44,14 @@ def save(database: Engine, attempt: str) -> None:
         )
 
 
+def reward(session: Session, execution: ExecutionId) -> str:
+    """A reward of 0 for the execution."""
+    name = f"{execution}/reward"
+    session.add(Reward(id=name, execution_id=execution, value=0.0))
+    session.flush()
+    return name
+
+
 def test_an_execution_is_taken_up_at_its_first_unfinished_stage(
     database: Engine, execution: ExecutionId
 ) -> None:
@@ -69,6 +78,15 @@ def test_c11_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
         seal(database, state.attempt_id, "sandbox: gone")
     last = resume(database, execution)
     assert (last.stage, last.failure) == ("exhausted", "sandbox: gone")
+
+
+def test_an_interruption_costs_no_attempt(database: Engine, execution: ExecutionId) -> None:
+    for number in (1, 2, 3):
+        state = resume(database, execution, budget=1)
+        assert (state.number, state.stage) == (number, "provision")
+        with transaction(database) as session:
+            name = AttemptId(state.attempt_id)
+            attempts.seal(session, name, EndReason.CANCELLED, failure="harness: cancelled")
 
 
 def test_a_failure_found_after_the_seal_is_noted_once(database: Engine, execution: ExecutionId) -> None:
@@ -122,7 +140,7 @@ def test_c10_a_disposition_is_final(database: Engine, execution: ExecutionId) ->
     with transaction(database) as session:
         executions.fold(session, execution, Disposition.EXCLUDED, detail="evaluator: no number")
     with transaction(database) as session:
-        row = executions.fold(session, execution, Disposition.SCORED, empty_work=True)
+        row = executions.fold(session, execution, Disposition.SCORED, reward=reward(session, execution))
         assert (row.disposition, row.reward_id) == ("excluded", None)
     assert resume(database, execution).stage == "terminal"
     with pytest.raises(Fenced, match="terminal"), transaction(database) as session:
@@ -158,7 +176,8 @@ def test_the_first_reward_of_an_evaluation_stands(database: Engine, execution: E
 def test_a_group_settles_when_all_its_executions_have(database: Engine, group: GroupId) -> None:
     for index, expected in ((0, GroupStatus.RUNNING), (1, GroupStatus.READY)):
         with transaction(database) as session:
-            executions.fold(session, execution_id(group, index), Disposition.SCORED, empty_work=True)
+            name = execution_id(group, index)
+            executions.fold(session, name, Disposition.SCORED, reward=reward(session, name))
             row, _ = groups.commit_outcome(session, group)
             assert row.status == expected
     with transaction(database) as session:
