@@ -1,6 +1,7 @@
 """``python -m gpu_workers.trainer``: two data-parallel ranks behind a socket, and what ends them."""
 
 import json
+import resource
 import socket
 import subprocess
 import sys
@@ -76,15 +77,19 @@ def trainer_socket(
     )
     follower = subprocess.Popen(command_line(second), stderr=subprocess.PIPE, text=True)
     with socket.socket(socket.AF_UNIX) as connection:
-        while connection.connect_ex(str(short_folder / "trainer.sock")):
-            assert follower.poll() is None, follower.stderr and follower.stderr.read()
-            time.sleep(0.1)
+        connect_to(short_folder, connection, follower)
         yield connection
     # Killing the supervisor ends rank 0, and that ends its follower.
     parent.kill()
     parent.communicate()
     _, error = follower.communicate(timeout=60)
     assert "rank 0 is gone" in error
+
+
+def connect_to(folder: Path, connection: socket.socket, follower: subprocess.Popen[str]) -> None:
+    while connection.connect_ex(str(folder / "trainer.sock")):
+        assert follower.poll() is None, follower.stderr and follower.stderr.read()
+        time.sleep(0.1)
 
 
 def ask(connection: socket.socket, command: str, *, epoch: int = 1, **arguments: Any) -> dict[str, Any]:
@@ -117,6 +122,30 @@ def test_commands_of_a_supervisor(
     assert pulled.sha256 == answer["result"]["sha256"]
     assert ask(trainer_socket, "release", version=1) == {"error": None, "retryable": True, "result": {}}
     check_against_one_rank(database, services, ranks, pulled.tensors, answer["result"]["metrics"])
+
+
+def test_a_follower_that_fails_ends_the_trainer(
+    database: Engine, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
+) -> None:
+    """What the supervisor sees of it is the death of a process; commands end with the connection."""
+    add_run(database, run_config(model_dir, cells={"data_parallel": 2}))
+    command_lines = [command_line(boot) for boot in boots(short_folder, services, postgres_dsn)]
+    first, second = (subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in command_lines)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connect_to(short_folder, connection, second)
+            connection.settimeout(60)
+            assert ask(connection, "load", version=0)["error"] is None
+            # It cannot open the weights any more: stdin, stdout and stderr are all that it may have.
+            resource.prlimit(second.pid, resource.RLIMIT_NOFILE, (3, 3))
+            connection.sendall(b'{"command": "load", "epoch": 1, "arguments": {"version": 0}}\n')
+            assert connection.recv(1) == b""
+        said = [process.communicate(timeout=60)[1] for process in (first, second)]
+    finally:
+        first.kill()
+        second.kill()
+    assert [first.returncode, second.returncode] == [1, 1], said
+    assert all("rank 1: load: " in text for text in said), said
 
 
 def check_against_one_rank(
