@@ -69,15 +69,24 @@ def launch(run: CheckedRun, state_dir: Path, *, resume: bool = False) -> Service
         services = stack.ensure_up(state_dir)
     else:
         external.prepare(services)
-    record(run, services, resume=resume)
-    slots = run.document.schedule.max_concurrent * run.document.cells.count
-    stack.start_run(state_dir, run.name, services, harness_slots=slots, evaluate_slots=EVALUATE_SLOTS)
+    revision = record(run, services, resume=resume)
+    stack.start_run(
+        state_dir,
+        run.name,
+        services,
+        revision=revision,
+        harness_slots=run.document.schedule.max_concurrent * run.document.cells.count,
+        evaluate_slots=EVALUATE_SLOTS,
+    )
     asyncio.run(temporal.start(services, run.name))
     return services
 
 
-def record(run: CheckedRun, services: Services, *, resume: bool) -> None:
-    """Write the rows of the run. Raises BadInput where the name is taken or a frozen key changed."""
+def record(run: CheckedRun, services: Services, *, resume: bool) -> int:
+    """Write the rows of the run; the revision of its configuration that is in force now.
+
+    Raises BadInput where the name is taken or a frozen key changed.
+    """
     resolved = run.document.resolved()
     engine = connect(services.postgres_dsn, pool_size=1)
     try:
@@ -88,10 +97,11 @@ def record(run: CheckedRun, services: Services, *, resume: bool) -> None:
             latest = runs.latest_config(session, run.name)
             if latest is not None and (changed := frozen_differences(latest.resolved, resolved)):
                 raise BadInput(f"run '{run.name}' cannot be resumed with other values: {'; '.join(changed)}")
-            runs.revise_config(session, run.name, resolved, run.document.fingerprint())
+            revision = runs.revise_config(session, run.name, resolved, run.document.fingerprint())
             runs.add_tasks(session, run.name, _task_rows(run))
             if not made:
                 run_state.advance_status(session, run.name, RunStatus.RUNNING)
+            return revision
     finally:
         engine.dispose()
 

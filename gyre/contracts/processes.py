@@ -27,6 +27,8 @@ class Boot(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
+    revision: int = 0
+    """Of the run's configuration, which is read from Postgres: a process of another one is restarted."""
     services: dict[str, Any]
     """gyre.settings.Services as JSON; contracts do not import settings."""
     state_dir: str

@@ -86,6 +86,11 @@ class Child:
         await self._terminate()
         self.state = ChildState.DOWN
 
+    def pids(self) -> set[int]:
+        """Of the process that is kept; one that has just died is still ours to collect."""
+        started = {self._popen.pid} if self._popen is not None else set[int]()
+        return started | ({self.process.pid} if self.process is not None else set[int]())
+
     def describe(self) -> dict[str, Any]:
         return {
             "name": self.spec.name,

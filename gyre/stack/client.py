@@ -96,16 +96,27 @@ def all_services(state_dir: Path) -> list[Services]:
 
 
 def start_run(
-    state_dir: Path, run: str, services: Services, *, harness_slots: int, evaluate_slots: int
+    state_dir: Path,
+    run: str,
+    services: Services,
+    *,
+    revision: int,
+    harness_slots: int,
+    evaluate_slots: int,
 ) -> None:
-    """Have the keeper run the gateway, the worker and the cell of a run; again: changes nothing."""
+    """Have the keeper run the gateway, the worker and the cell of a run.
+
+    Again: restarts what was started with other values or from another revision of the configuration, and
+    nothing else. Raises BadInput when another process has taken a port of the run.
+    """
     state = _ensure_keeper(state_dir)
     _ask(
         state,
         "start_run",
-        timeout_s=60.0,
+        timeout_s=120.0,
         run=run,
         services=services.model_dump(mode="json"),
+        revision=revision,
         harness_slots=harness_slots,
         evaluate_slots=evaluate_slots,
     )

@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from gyre.contracts.errors import BadInput
 from gyre.contracts.lifecycle import RunStatus
 from gyre.settings.services import Services
 from gyre.stack import orphans
-from gyre.stack.child import Child
+from gyre.stack.child import Child, ChildState
 from gyre.stack.control import LINE_BYTES, ProcessStatus, Status
 from gyre.stack.files import StateDir
 from gyre.stack.ledger import Ledger
+from gyre.stack.ports import is_free, require_free
 from gyre.stack.postgres import initialise, postgres_spec
 from gyre.stack.record import DATABASE, ServicesRecord, ensure_record
 from gyre.stack.restart import RestartPolicy
@@ -41,6 +43,8 @@ from gyre.stack.temporal import temporal_spec
 
 RUN_WATCH_S = 5.0
 """How often the keeper looks whether a run has ended and its processes can go."""
+PORT_S = 3.0
+"""For what an engine or a gateway that was killed leaves behind to let go of its port."""
 
 
 class Keeper:
@@ -96,12 +100,25 @@ class Keeper:
         return child
 
     async def _start_processes(self, record: RunRecord) -> None:
-        for spec in await asyncio.to_thread(run_specs, self._state, record):
-            if spec.name in self._children:
-                if self._children[spec.name].spec.fingerprint == spec.fingerprint:
-                    continue
-                await self._children[spec.name].stop()
+        """Start what does not run yet, and restart what was started differently."""
+        specs = await asyncio.to_thread(run_specs, self._state, record)
+        changed = [spec for spec in specs if not self._is_kept(spec)]
+        kept = (self._children.get(spec.name) for spec in changed)
+        await asyncio.gather(*(child.stop() for child in kept if child is not None))
+        for spec in changed:
             self._child(spec).start_later()
+
+    def _is_kept(self, spec: ProcessSpec) -> bool:
+        child = self._children.get(spec.name)
+        return child is not None and child.spec.fingerprint == spec.fingerprint
+
+    async def _require_ports(self, record: RunRecord) -> None:
+        """Raises BadInput if another process has a port of a process that does not run here."""
+        for name, port in record.ports().items():
+            child = self._children.get(name)
+            if self._ledger.alive(name) is None and (child is None or child.state is not ChildState.UP):
+                await _until_free(port)
+                require_free(port, name)
 
     # Ending -----------------------------------------------------------------------------------
 
@@ -134,13 +151,17 @@ class Keeper:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(RUN_WATCH_S)
-            own = {child.process.pid for child in self._children.values() if child.process}
-            orphans.reap_adopted(own)
             async with self._turn:
+                with _told():
+                    orphans.reap_adopted({pid for child in self._children.values() for pid in child.pids()})
                 for run in self._runs():
-                    record = await asyncio.to_thread(read_run, self._state, run)
-                    if record is not None and await self._has_ended(record):
-                        await self._stop_processes(run)
+                    with _told():
+                        await self._end_if_over(run)
+
+    async def _end_if_over(self, run: str) -> None:
+        record = await asyncio.to_thread(read_run, self._state, run)
+        if record is not None and await self._has_ended(record):
+            await self._stop_processes(run)
 
     async def _has_ended(self, record: RunRecord) -> bool:
         """Whether Postgres says so; when it does not answer, the run goes on."""
@@ -197,12 +218,15 @@ class Keeper:
         return {}
 
     async def _do_start_run(
-        self, run: str, services: dict[str, Any], harness_slots: int, evaluate_slots: int
+        self, run: str, services: dict[str, Any], revision: int, harness_slots: int, evaluate_slots: int
     ) -> dict[str, Any]:
         addresses = Services.model_validate(services)
         async with self._turn:
+            earlier = await asyncio.to_thread(read_run, self._state, run)
+            if earlier is not None:
+                await self._require_ports(earlier)
             record = await asyncio.to_thread(
-                ensure_run, self._state, run, addresses, harness_slots, evaluate_slots
+                ensure_run, self._state, run, addresses, revision, harness_slots, evaluate_slots
             )
             await self._start_processes(record)
         return {}
@@ -226,6 +250,25 @@ async def _all(steps: Iterable[Awaitable[None]]) -> None:
     for outcome in outcomes:
         if outcome is not None:
             raise outcome
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """Whatever escapes the block is written to the log and goes no further: the next round tries again."""
+    try:
+        yield
+    except Exception:  # one run's trouble must not end the watch over the others
+        traceback.print_exc()
+
+
+async def _until_free(port: int) -> None:
+    """Return when the port is free, or after ``PORT_S``."""
+    try:
+        async with asyncio.timeout(PORT_S):
+            while not is_free(port):
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        return
 
 
 def _prepare_database(record: ServicesRecord) -> None:

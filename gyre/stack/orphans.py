@@ -22,13 +22,18 @@ def become_subreaper() -> None:
 
 
 def reap_adopted(own: set[int]) -> None:
-    """Collect zombies that were given to us; ``own`` are collected by those who started them."""
+    """Collect zombies that were given to us; all others are collected by those who started them.
+
+    Those are ``own``, which have sessions of their own, and helpers that a thread of ours waits for, which
+    are in our session. What we are given descends from ``own`` and is never in it.
+    """
     for child in psutil.Process().children():
-        if child.pid not in own and identify(child.pid) is None:
-            try:
+        try:
+            adopted = child.pid not in own and os.getsid(child.pid) != os.getsid(0)
+            if adopted and identify(child.pid) is None:
                 os.waitpid(child.pid, os.WNOHANG)
-            except ChildProcessError:
-                continue
+        except (ChildProcessError, ProcessLookupError):
+            continue
 
 
 def leftovers(root: Path, run: str | None = None) -> list[ProcessIdentity]:

@@ -22,12 +22,18 @@ class RunRecord(BaseModel):
 
     run: str
     services: Services
+    revision: int = 0
+    """Of the run's configuration, as the processes read it when they start."""
     harness_slots: int
     evaluate_slots: int
     gateway_port: int
     engine_port: int
     wanted: bool = True
     """False once it was stopped; a new keeper starts the runs that are wanted."""
+
+    def ports(self) -> dict[str, int]:
+        """Process that listens, itself or through a child -> port."""
+        return {f"{self.run}/gateway": self.gateway_port, f"{self.run}/cell-0": self.engine_port}
 
 
 def record_path(state: StateDir, run: str) -> Path:
@@ -57,7 +63,7 @@ def write_run(state: StateDir, record: RunRecord) -> None:
 
 
 def ensure_run(
-    state: StateDir, run: str, services: Services, harness_slots: int, evaluate_slots: int
+    state: StateDir, run: str, services: Services, revision: int, harness_slots: int, evaluate_slots: int
 ) -> RunRecord:
     """The record of a run that shall have processes; its ports stay what they were."""
     earlier = read_run(state, run)
@@ -67,6 +73,7 @@ def ensure_run(
     record = RunRecord(
         run=run,
         services=services,
+        revision=revision,
         harness_slots=harness_slots,
         evaluate_slots=evaluate_slots,
         gateway_port=gateway_port,
@@ -85,6 +92,7 @@ def run_specs(state: StateDir, record: RunRecord) -> list[ProcessSpec]:
     """Write the boot files and describe the three processes, in the order they should start."""
     common = {
         "run": record.run,
+        "revision": record.revision,
         "services": record.services.model_dump(mode="json"),
         "state_dir": str(state.run(record.run)),
         "host": host_name(),

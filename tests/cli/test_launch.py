@@ -165,7 +165,7 @@ def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(
     folder: Path, on_database: Services, database: Engine
 ) -> None:
     launch.record(launch.check(folder / "run.toml"), on_database, resume=False)
-    launch.record(launch.check(write_run_file(folder, updates=9)), on_database, resume=True)
+    assert launch.record(launch.check(write_run_file(folder, updates=9)), on_database, resume=True) == 1
     with transaction(database) as session:
         latest = runs.latest_config(session, "r")
         assert latest is not None

@@ -1,19 +1,22 @@
 """The processes of a run: boot files, ports, and that stopping it leaves none, harnesses included."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from gyre import stack
+from gyre.contracts.errors import BadInput
 from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot
 from gyre.settings import Services
 from gyre.stack.files import StateDir
 from gyre.stack.orphans import MARK, RUN_MARK
-from gyre.stack.runs import ensure_run, read_run, run_specs
+from gyre.stack.runs import RunRecord, ensure_run, read_run, run_specs
 
 BOOTS = {"gateway": GatewayBoot, "worker": WorkerBoot, "cell-0": CellBoot}
 ELSEWHERE = Services(
@@ -28,7 +31,7 @@ ELSEWHERE = Services(
 def test_boot_files_are_private_valid_and_agree(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.make()
-    record = ensure_run(state, "r", ELSEWHERE, 4, 2)
+    record = ensure_run(state, "r", ELSEWHERE, 0, 4, 2)
     run_specs(state, record)
     boots = {}
     for name, model in BOOTS.items():
@@ -43,19 +46,26 @@ def test_boot_files_are_private_valid_and_agree(tmp_path: Path) -> None:
 def test_a_run_keeps_its_ports_and_two_runs_share_none(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.make()
-    first, second = (ensure_run(state, name, ELSEWHERE, 4, 2) for name in ("a", "b"))
-    again = ensure_run(state, "a", ELSEWHERE, 8, 2)
+    first, second = (ensure_run(state, name, ELSEWHERE, 0, 4, 2) for name in ("a", "b"))
+    again = ensure_run(state, "a", ELSEWHERE, 0, 8, 2)
     assert (again.gateway_port, again.engine_port) == (first.gateway_port, first.engine_port)
     ports = {first.gateway_port, first.engine_port, second.gateway_port, second.engine_port}
     assert len(ports) == 4
-    names = [spec.name for spec in run_specs(state, again)]
-    changed = [
-        new.name
-        for old, new in zip(run_specs(state, first), run_specs(state, again), strict=True)
-        if old.fingerprint != new.fingerprint
-    ]
-    assert names == ["a/cell-0", "a/gateway", "a/worker"]
-    assert changed == ["a/worker"], "more slots must replace the worker, and nothing else"
+    assert changed(state, first, again) == ["a/worker"], "more slots replace the worker, and nothing else"
+
+
+def changed(state: StateDir, old: RunRecord, new: RunRecord) -> list[str]:
+    """Which processes of a run are started anew."""
+    pairs = zip(run_specs(state, old), run_specs(state, new), strict=True)
+    return [after.name for before, after in pairs if before.fingerprint != after.fingerprint]
+
+
+def test_a_new_revision_of_the_configuration_replaces_every_process(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.make()
+    old, new = (ensure_run(state, "a", ELSEWHERE, revision, 4, 2) for revision in (0, 1))
+    assert changed(state, old, new) == ["a/cell-0", "a/gateway", "a/worker"]
+    assert changed(state, new, new) == []
 
 
 def test_a_socket_path_that_is_too_long_moves(tmp_path: Path) -> None:
@@ -68,8 +78,8 @@ def test_a_socket_path_that_is_too_long_moves(tmp_path: Path) -> None:
 def test_external_services_need_no_embedded_ones_and_stop_leaves_nothing(
     state_dir: Path, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
-    stack.start_run(state_dir, "lost", ELSEWHERE, harness_slots=1, evaluate_slots=1)
-    stack.start_run(state_dir, "lost", ELSEWHERE, harness_slots=1, evaluate_slots=1)
+    stack.start_run(state_dir, "lost", ELSEWHERE, revision=0, harness_slots=1, evaluate_slots=1)
+    stack.start_run(state_dir, "lost", ELSEWHERE, revision=0, harness_slots=1, evaluate_slots=1)
     status = stack.status(state_dir)
     assert status is not None
     assert sorted(p.name for p in status.processes) == ["lost/cell-0", "lost/gateway", "lost/worker"]
@@ -95,3 +105,26 @@ def test_external_services_need_no_embedded_ones_and_stop_leaves_nothing(
     assert record is not None
     assert not record.wanted
     assert json.loads(StateDir(state_dir).processes.read_text()) == {}
+
+
+@pytest.mark.parametrize(("number", "owner"), [(0, "taken/gateway"), (1, "taken/cell-0")])
+def test_a_taken_port_of_a_resumed_run_is_told_before_anything_starts(
+    state_dir: Path, number: int, owner: str
+) -> None:
+    def start() -> None:
+        stack.start_run(state_dir, "taken", ELSEWHERE, revision=0, harness_slots=1, evaluate_slots=1)
+
+    start()
+    stack.stop_run(state_dir, "taken")
+    record = read_run(StateDir(state_dir), "taken")
+    assert record is not None
+    port = (record.gateway_port, record.engine_port)[number]
+    with socket.create_server(("127.0.0.1", port)):
+        with pytest.raises(BadInput, match=rf"port {port} .* {owner} .* another process"):
+            start()
+        status = stack.status(state_dir)
+        assert status is not None
+        assert status.processes == []
+        assert read_run(StateDir(state_dir), "taken") == record
+    start()
+    stack.stop_run(state_dir, "taken")

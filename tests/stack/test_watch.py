@@ -1,0 +1,64 @@
+"""The keeper's watch: it outlives trouble with one run, and collects only what it was given."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gyre.stack import keeper
+from gyre.stack.child import Child
+from gyre.stack.files import StateDir
+from gyre.stack.ledger import Ledger
+from gyre.stack.restart import RestartPolicy
+from gyre.stack.runs import record_path
+from gyre.stack.spec import ProcessSpec
+
+REAPS = """
+import os, subprocess, time
+from pathlib import Path
+from gyre.stack.orphans import become_subreaper, reap_adopted
+
+def is_zombie(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+become_subreaper()
+helper = subprocess.Popen(["/bin/sh", "-c", "exit 3"])  # as subprocess.run in a thread does
+kept = subprocess.Popen(["/bin/sh", "-c", "true & echo $!"], start_new_session=True, stdout=subprocess.PIPE)
+orphan = int(kept.stdout.readline())
+for pid in (helper.pid, kept.pid, orphan):
+    while not is_zombie(pid):
+        time.sleep(0.01)
+reap_adopted({kept.pid})
+print(not Path(f"/proc/{orphan}").exists() or os.getpgid(orphan), helper.wait(), kept.wait())
+"""
+
+
+def test_only_what_was_adopted_is_collected() -> None:
+    done = subprocess.run([sys.executable, "-c", REAPS], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True 3 0\n", done.stderr
+
+
+def test_trouble_with_one_run_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper, "RUN_WATCH_S", 0.01)
+    state = StateDir(tmp_path)
+    state.make()
+    state.run("spoilt").mkdir()
+    record_path(state, "spoilt").write_text("{")
+
+    async def body() -> str:
+        watching = keeper.Keeper(state)
+        spec = ProcessSpec(name="spoilt/gateway", command=("true",), cwd=tmp_path, log=tmp_path / "log")
+        watching._children[spec.name] = Child(spec, Ledger(state.processes), RestartPolicy())
+        watch, told = asyncio.create_task(watching._watch()), ""
+        while told.count("cannot be read") < 3:
+            assert not watch.done()
+            await asyncio.sleep(0.01)
+            told += capsys.readouterr().err
+        watch.cancel()
+        return told
+
+    assert "processes.json" in asyncio.run(asyncio.wait_for(body(), 60))
