@@ -26,6 +26,7 @@ with workflow.unsafe.imports_passed_through():
     from gyre.durable import activities, options
     from gyre.durable.calls import call
     from gyre.durable.client import GROUP, RUN, TASK
+    from gyre.durable.failures import root_sentence
     from workflows.rollout import Rollout
 
 LIVES = 3
@@ -64,7 +65,7 @@ class QueryGroup:
             except ChildWorkflowError as error:
                 if is_cancelled_exception(error):
                     raise
-                failure = str(error.cause or error)[:500]
+                failure = root_sentence(error)
             else:
                 return
         await self._exclude(name, failure)

@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from gyre.durable import activities, options
     from gyre.durable.calls import call, label
     from gyre.durable.client import CELL, GROUP, POLICY_VERSION, RUN, TASK
-    from gyre.durable.failures import sentence
+    from gyre.durable.failures import root_sentence
     from workflows.cell import Cell
     from workflows.query_group import QueryGroup
     from workflows.training_burst import TrainingBurst
@@ -59,7 +59,7 @@ class TrainingRun:
         except (ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError) as error:
             if is_cancelled_exception(error):
                 raise
-            result = await self._finish(_root_sentence(error))
+            result = await self._finish(root_sentence(error))
         if result is None:
             workflow.continue_as_new(TrainingRunInput(run=self._run, last_group=self._last_group))
         return result
@@ -180,13 +180,3 @@ class TrainingRun:
 
 def _attributes(run: RunId, *more: tuple[SearchAttributeKey[str], str]) -> TypedSearchAttributes:
     return TypedSearchAttributes([SearchAttributePair(key, value) for key, value in ((RUN, run), *more)])
-
-
-def _root_sentence(error: ActivityError | ChildWorkflowError | WorkflowAlreadyStartedError) -> str:
-    """The innermost reason of a failed activity or child."""
-    if isinstance(error, ActivityError):
-        return sentence(error)
-    if isinstance(error, WorkflowAlreadyStartedError):
-        return f"{error.workflow_id} runs already, started by something else"
-    cause = error.cause
-    return sentence(cause) if isinstance(cause, ActivityError) else str(cause or error)[:500]

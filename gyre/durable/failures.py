@@ -5,7 +5,13 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast
 
-from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    FailureError,
+    TimeoutError,
+)
 
 from gyre.contracts.errors import GyreError
 
@@ -49,6 +55,13 @@ def sentence(error: ActivityError) -> str:
         kind = cause.type.name.lower() if cause.type else "unknown"
         return f"temporal: {error.activity_type} timed out ({kind})"
     return str(cause.message if isinstance(cause, ApplicationError) else cause or error)[:500]
+
+
+def root_sentence(error: FailureError) -> str:
+    """The sentence of the activity at the bottom of a failed child, or of whatever is there."""
+    while isinstance(error, ChildWorkflowError) and isinstance(error.cause, FailureError):
+        error = error.cause
+    return sentence(error) if isinstance(error, ActivityError) else str(error)[:500]
 
 
 def failure_type(error: ActivityError) -> str | None:
