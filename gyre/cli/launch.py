@@ -4,7 +4,8 @@ Each step can be repeated, so a launch that was interrupted is finished by ``gyr
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from db import run_state, runs
 from db.session import connect, transaction
 from gyre import stack
 from gyre.cli import external, temporal
-from gyre.contracts.errors import BadInput
+from gyre.contracts.errors import BadInput, GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
 from gyre.sandbox.adapters import check_harness
@@ -23,6 +24,12 @@ from gyre.settings.tasks import TaskFolder, load_tasks
 
 EVALUATE_SLOTS = 4
 """Evaluators are short; more of them than cores would only slow each other down on a laptop."""
+LOOK_S = 1.0
+"""Between two looks at Postgres."""
+CHECK_S = 60.0
+"""Between two looks whether the run's workflow is still open."""
+CLOSE_S = 15.0
+"""For the workflows of a run that has ended to close by themselves."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,48 @@ def _task_rows(run: CheckedRun) -> list[runs.NewTask]:
     ]
 
 
-def settle(state_dir: Path, run: RunId, services: Services) -> None:
-    """After the run's row is terminal: let its workflows close, then end its processes."""
-    asyncio.run(temporal.wait_closed(services, run, limit_s=15.0))
+def follow(
+    services: Services,
+    run: RunId,
+    look: Callable[[], RunStatus],
+    *,
+    look_s: float = LOOK_S,
+    check_s: float = CHECK_S,
+) -> RunStatus:
+    """Call ``look`` again and again until it says that the run has ended; the status it ended with.
+
+    Raises GyreError when the run's workflow is found closed twice in a row and the run has not ended: a
+    workflow that was terminated, say, says nothing to Postgres. Once is not enough, because `gyre stop`
+    closes the workflow a few seconds before it marks the run.
+    """
+    checked_at, was_closed = time.monotonic(), False
+    while (status := look()) not in run_state.TERMINAL:
+        if time.monotonic() - checked_at >= check_s:
+            is_closed = _is_closed(services, run)
+            if is_closed and was_closed:
+                raise GyreError(
+                    f"run '{run}' is {status} and its workflow has closed, so nothing moves it any more: "
+                    "`gyre run FILE --resume` takes it up"
+                )
+            checked_at, was_closed = time.monotonic(), is_closed
+        time.sleep(look_s)
+    return status
+
+
+def _is_closed(services: Services, run: RunId) -> bool:
+    try:
+        return asyncio.run(temporal.is_closed(services, run))
+    except BadInput:
+        return False  # the server is away for a while; the keeper brings it back
+
+
+def settle(state_dir: Path, run: RunId, services: Services, status: RunStatus) -> None:
+    """After the run's row is terminal: let its workflows close, then end its processes.
+
+    A run that failed leaves groups and rollouts in progress: they are cancelled.
+    """
+    if status is RunStatus.FAILED:
+        asyncio.run(temporal.cancel(services, run, limit_s=CLOSE_S))
+    else:
+        asyncio.run(temporal.wait_closed(services, run, limit_s=CLOSE_S))
     stack.stop_run(state_dir, run)

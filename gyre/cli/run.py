@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from db import queries, run_state, runs
+from db import queries, runs
 from db.queries import RunSummary
 from gyre import stack
 from gyre.cli import launch, show, temporal
@@ -22,7 +21,6 @@ from gyre.contracts.lifecycle import RunStatus
 from gyre.settings.services import Services
 from gyre.settings.state import state_dir
 
-WATCH_S = 1.0
 STOP_S = 20.0
 """For the run's workflows to end what they have in hand after a cancellation."""
 
@@ -47,8 +45,8 @@ def run(
         else:
             print(f"run {checked.name} has started: gyre show {checked.name}")
         return
-    _watch(services, checked.name, checked.document.run.updates)
-    launch.settle(state_dir(), checked.name, services)
+    status = _watch(services, checked.name, checked.document.run.updates)
+    launch.settle(state_dir(), checked.name, services, status)
     _report_end(services, checked.name, as_json)
 
 
@@ -60,16 +58,17 @@ def _report_dry_run(checked: launch.CheckedRun, as_json: bool) -> None:
         print(f"run {checked.name}: the file, the model and {sum(counts.values())} tasks are good")
 
 
-def _watch(services: Services, name: RunId, num_updates: int) -> None:
-    """Show progress from Postgres until the run has ended."""
+def _watch(services: Services, name: RunId, num_updates: int) -> RunStatus:
+    """Show progress from Postgres until the run has ended; the status it ended with."""
     try:
         with Live(Text(""), console=stderr, refresh_per_second=2, transient=True) as live:
-            while True:
+
+            def look() -> RunStatus:
                 summary = _look(services, name)
                 live.update(Text(progress_line(summary, num_updates)))
-                if RunStatus(summary.status) in run_state.TERMINAL:
-                    return
-                time.sleep(WATCH_S)
+                return RunStatus(summary.status)
+
+            return launch.follow(services, name, look)
     except KeyboardInterrupt:
         print(f"gyre: run {name} goes on; `gyre stop {name}` ends it", file=sys.stderr)
         raise typer.Exit(0) from None

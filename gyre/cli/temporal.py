@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import (
     SearchAttributePair,
     TypedSearchAttributes,
@@ -46,6 +46,18 @@ async def start(services: Services, run: RunId) -> None:
             search_attributes=TypedSearchAttributes([SearchAttributePair(RUN, str(run))]),
             static_summary=f"training run {run}",
         )
+
+
+async def is_closed(services: Services, run: RunId) -> bool:
+    """Whether the run's workflow has closed, or was never started."""
+    async with connected(services) as client:
+        try:
+            found = await client.get_workflow_handle(run_workflow_id(run)).describe()
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return True
+        return found.status is not WorkflowExecutionStatus.RUNNING
 
 
 async def wait_closed(services: Services, run: RunId, *, limit_s: float) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from db import demo_report, queries, run_state
+from db import demo_report, queries
 from gyre.cli import launch
 from gyre.cli.output import AsJson, print_json, stderr
 from gyre.cli.reading import reading
@@ -20,9 +20,6 @@ from gyre.demo.report import Report, document, report
 from gyre.demo.screen import Screen, print_report
 from gyre.settings.services import Services
 from gyre.settings.state import state_dir
-
-LOOK_S = 1.0
-"""Between two looks at Postgres."""
 
 Steps = Annotated[int, typer.Option(min=1, max=1000, help="Updates of the policy.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of words, weights, warm-up and sampling.")]
@@ -48,9 +45,9 @@ def demo(
     )
     with Screen(stderr) as screen:
         services = _start(request, screen)
-        _follow(services, request, screen)
+        status = _follow(services, request, screen)
     found = _report(services, request, time.monotonic() - started)
-    launch.settle(state_dir(), RunId(request.name), services)
+    launch.settle(state_dir(), RunId(request.name), services, status)
     where = places(services, request.name)
     if as_json:
         print_json(document(found, where))
@@ -88,17 +85,18 @@ def _start(request: Request, screen: Screen) -> Services:
     return launch.launch(checked, state_dir())
 
 
-def _follow(services: Services, request: Request, screen: Screen) -> None:
-    """Show the run until it ends. Ctrl-C leaves it running."""
+def _follow(services: Services, request: Request, screen: Screen) -> RunStatus:
+    """Show the run until it ends; the status it ended with. Ctrl-C leaves it running."""
+
+    def look() -> RunStatus:
+        with reading(services) as session:
+            summary = _summary(session, request.name)
+            parts = demo_report.rollouts(session, request.name)
+        screen.show_run(summary, parts, request.updates)
+        return RunStatus(summary.status)
+
     try:
-        while True:
-            with reading(services) as session:
-                summary = _summary(session, request.name)
-                parts = demo_report.rollouts(session, request.name)
-            screen.show_run(summary, parts, request.updates)
-            if RunStatus(summary.status) in run_state.TERMINAL:
-                return
-            time.sleep(LOOK_S)
+        return launch.follow(services, RunId(request.name), look)
     except KeyboardInterrupt:
         stderr.print(f"gyre: run {request.name} goes on; `gyre stop {request.name}` ends it")
         raise typer.Exit(1) from None

@@ -12,7 +12,7 @@ from db import run_state, runs
 from db.models import RunConfig, Task
 from db.session import transaction
 from gyre.cli import launch, temporal
-from gyre.contracts.errors import BadInput
+from gyre.contracts.errors import BadInput, GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
 from gyre.settings import Services
@@ -214,3 +214,49 @@ def test_the_workflow_is_started_attached_to_cancelled_and_started_afresh(servic
         await temporal.cancel(services, run, limit_s=0.3)
 
     asyncio.run(body())
+
+
+def test_a_run_whose_workflow_closed_is_not_watched_for_ever(services: Services) -> None:
+    run, looks = RunId("closed"), []
+
+    def look() -> RunStatus:
+        looks.append(1)
+        return RunStatus.RUNNING if len(looks) < 100 else RunStatus.FINISHED
+
+    asyncio.run(temporal.start(services, run))
+    assert launch.follow(services, run, look, look_s=0, check_s=0) is RunStatus.FINISHED
+    asyncio.run(temporal.cancel(services, run, limit_s=0.3))
+    looks.clear()
+    with pytest.raises(GyreError, match="run 'closed' is running and its workflow has closed"):
+        launch.follow(services, run, look, look_s=0, check_s=0)
+    assert len(looks) == 2, "gyre stop closes the workflow before it marks the run"
+
+
+def test_watching_goes_on_while_temporal_is_away(on_database: Services) -> None:
+    looks = iter([RunStatus.RUNNING] * 3 + [RunStatus.STOPPED])
+    status = launch.follow(on_database, RunId("r"), lambda: next(looks), look_s=0, check_s=0)
+    assert status is RunStatus.STOPPED
+
+
+@pytest.mark.parametrize(("status", "left"), [(RunStatus.FAILED, []), (RunStatus.FINISHED, ["run/over"])])
+def test_what_a_failed_run_left_in_progress_is_cancelled(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: RunStatus, left: list[str]
+) -> None:
+    monkeypatch.setattr(launch, "CLOSE_S", 0.5)
+    run = RunId("over")
+
+    async def open_ids() -> list[str]:
+        async with temporal.connected(services) as client:
+            return await temporal.open_workflows(client, run)
+
+    async def begin() -> None:
+        await temporal.start(services, run)
+        while await open_ids() != ["run/over"]:
+            await asyncio.sleep(0.1)
+
+    asyncio.run(begin())
+    launch.settle(tmp_path / ".gyre", run, services, status)
+    if not left:
+        asyncio.run(temporal.wait_closed(services, run, limit_s=10))
+    assert asyncio.run(open_ids()) == left
+    asyncio.run(temporal.cancel(services, run, limit_s=0.3))
