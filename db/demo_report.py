@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.models import Batch, BatchExecution, Execution, QueryGroup, Reward, Task
-from gyre.contracts.lifecycle import BatchStatus, Disposition, ExecutionStatus, Purpose
+from db.models import Execution, QueryGroup, Reward, Task
+from gyre.contracts.lifecycle import Disposition, ExecutionStatus, Purpose
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,6 @@ def rollouts(session: Session, run: str) -> dict[str, Rollouts]:
     )
     counted = {str(name): Rollouts(total, ended) for name, total, ended in session.execute(query)}
     return {name: counted.get(name, Rollouts(0, 0)) for name in ("before", "train", "after")}
-
-
-def reward_by_update(session: Session, run: str) -> list[float]:
-    """Mean of the executions' own rewards in each trained batch, oldest first.
-
-    Under the permuted control a batch trains on other rewards; here stand the ones that were earned.
-    """
-    query = (
-        select(func.avg(Reward.value))
-        .select_from(Batch)
-        .join(BatchExecution, BatchExecution.batch_id == Batch.id)
-        .join(Execution, Execution.id == BatchExecution.execution_id)
-        .join(Reward, Reward.id == Execution.reward_id)
-        .where(Batch.run_id == run, Batch.status == BatchStatus.TRAINED)
-        .group_by(Batch.version)
-        .order_by(Batch.version)
-    )
-    return [float(mean) for mean in session.scalars(query)]
 
 
 def heldout_outcomes(session: Session, run: str) -> list[Outcome]:

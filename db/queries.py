@@ -7,6 +7,8 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Executable, case, cast, func, select
 from sqlalchemy.orm import Session
 
+from db import groups as group_rows
+from db import run_state
 from db.models import (
     Attempt,
     Batch,
@@ -36,7 +38,6 @@ from gyre.contracts.lifecycle import (
 
 Record = dict[str, Any]
 """Column name -> value; the keys are those of ``--json``."""
-ENDED = (RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def summarise(session: Session, run: str) -> RunSummary | None:
     row = session.get(Run, run)
     if row is None:
         return None
-    version = session.scalar(select(func.max(PolicyVersion.version)).where(PolicyVersion.run_id == run)) or 0
+    version = run_state.newest_version(session, run)
+    newest_mean = mean_rewards(session, run, last=1)
     dispositions = _count(session, Execution.disposition, Execution.run_id == run)
     return RunSummary(
         run=run,
@@ -74,7 +76,7 @@ def summarise(session: Session, run: str) -> RunSummary | None:
         finished_at=row.finished_at,
         updates=version,
         policy_version=version,
-        mean_reward=_mean_reward(session, run),
+        mean_reward=newest_mean[0] if newest_mean else None,
         account=_account(session, run),
         dispositions={each.value: dispositions.get(each.value, 0) for each in Disposition},
         running=_count(session, Execution.status, Execution.run_id == run).get(ExecutionStatus.RUNNING, 0),
@@ -104,31 +106,37 @@ def _account(session: Session, run: str) -> dict[str, int]:
 
 def _num_train_groups(session: Session, run: str) -> int:
     """By index, which is dense: a lost row leaves a hole that no count of rows would show."""
-    highest = session.scalar(select(func.max(QueryGroup.index)).where(QueryGroup.run_id == run))
-    others = select(func.count()).where(QueryGroup.run_id == run, QueryGroup.purpose != Purpose.TRAIN)
-    return 0 if highest is None else highest + 1 - (session.scalar(others) or 0)
+    others = _number(session, QueryGroup, QueryGroup.run_id == run, QueryGroup.purpose != Purpose.TRAIN)
+    return group_rows.next_index(session, run) - others
 
 
-def _mean_reward(session: Session, run: str) -> float | None:
+def mean_rewards(session: Session, run: str, last: int | None = None) -> list[float]:
+    """Mean of the executions' own rewards in each trained batch, or in the ``last`` ones, oldest first.
+
+    Under the permuted control a batch trains on other rewards; here stand the ones that were earned.
+    """
     newest = (
-        select(Batch.id)
+        select(Batch.id, Batch.version)
         .where(Batch.run_id == run, Batch.status == BatchStatus.TRAINED)
         .order_by(Batch.version.desc())
-        .limit(1)
-        .scalar_subquery()
+        .limit(last)
+        .subquery()
     )
-    mean = session.scalar(
+    query = (
         select(func.avg(Reward.value))
-        .join(Execution, Execution.reward_id == Reward.id)
-        .join(BatchExecution, BatchExecution.execution_id == Execution.id)
-        .where(BatchExecution.batch_id == newest)
+        .select_from(newest)
+        .join(BatchExecution, BatchExecution.batch_id == newest.c.id)
+        .join(Execution, Execution.id == BatchExecution.execution_id)
+        .join(Reward, Reward.id == Execution.reward_id)
+        .group_by(newest.c.version)
+        .order_by(newest.c.version)
     )
-    return None if mean is None else float(mean)
+    return [float(mean) for mean in session.scalars(query)]
 
 
 def checks(session: Session, summary: RunSummary) -> dict[str, bool]:
     """Invariants that rows alone can show; those about an end hold trivially before it."""
-    ended, run = summary.status in ENDED, summary.run
+    ended, run = summary.status in run_state.TERMINAL, summary.run
     finished = summary.status == RunStatus.FINISHED
     account = summary.account
     parts = sum(value for key, value in account.items() if key != "dispatched")

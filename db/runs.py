@@ -78,10 +78,6 @@ def add_tasks(session: Session, run: RunId, tasks: Iterable[NewTask]) -> None:
         session.execute(insert(Task).values(rows).on_conflict_do_nothing())
 
 
-def tasks_of(session: Session, run: str) -> list[Task]:
-    return list(session.scalars(select(Task).where(Task.run_id == run).order_by(Task.id)))
-
-
 def ended_for_s(session: Session, run: str) -> float:
     """Seconds since the run ended; 0 while it has not."""
     age = func.extract("epoch", func.now() - Run.finished_at)

@@ -35,7 +35,11 @@ def test_help_loads_no_command() -> None:
 
 
 def test_search_attributes_are_registered_as_they_are_used() -> None:
-    from gyre.durable import client
-    from gyre.stack import temporal
+    from temporalio.common import SearchAttributeKey
 
-    assert temporal.SEARCH_ATTRIBUTES == client.SEARCH_ATTRIBUTES
+    from gyre.contracts.search import SEARCH_ATTRIBUTES
+    from gyre.durable import client
+
+    keys = [value for value in vars(client).values() if isinstance(value, SearchAttributeKey)]
+    used = {key.name: key.indexed_value_type.name.title() for key in keys}
+    assert used == SEARCH_ATTRIBUTES

@@ -11,7 +11,7 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSe
 from db import migrate
 from gyre.cli.temporal import connected
 from gyre.contracts.errors import BadInput
-from gyre.durable.client import SEARCH_ATTRIBUTES
+from gyre.contracts.search import SEARCH_ATTRIBUTES
 from gyre.settings.services import Services
 from gyre.store.blobs import s3_client
 

@@ -114,7 +114,7 @@ def _report(services: Services, request: Request, seconds: float) -> Report:
         return report(
             _summary(session, request.name),
             demo_report.heldout_outcomes(session, request.name),
-            demo_report.reward_by_update(session, request.name),
+            queries.mean_rewards(session, request.name),
             seed=request.seed,
             control=request.control,
             seconds=seconds,

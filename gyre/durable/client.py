@@ -1,4 +1,4 @@
-"""The Temporal client: one converter, one set of search attributes."""
+"""The Temporal client: one converter, and the keys of gyre.contracts.search."""
 
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
@@ -12,18 +12,6 @@ DISPOSITION = SearchAttributeKey.for_keyword("GyreDisposition")
 CELL = SearchAttributeKey.for_keyword("GyreCell")
 POLICY_VERSION = SearchAttributeKey.for_int("GyrePolicyVersion")
 REWARD = SearchAttributeKey.for_float("GyreReward")
-
-SEARCH_ATTRIBUTES = {
-    "GyreRun": "Keyword",
-    "GyreGroup": "Keyword",
-    "GyreTask": "Keyword",
-    "GyreStage": "Keyword",
-    "GyreDisposition": "Keyword",
-    "GyreCell": "Keyword",
-    "GyrePolicyVersion": "Int",
-    "GyreReward": "Double",
-}
-"""Registered with the namespace before any workflow starts."""
 
 
 async def connect(address: str, namespace: str = "default", *, lazy: bool = False) -> Client:

@@ -3,6 +3,7 @@
 import subprocess
 
 from gyre.contracts.errors import BadInput
+from gyre.contracts.search import SEARCH_ATTRIBUTES
 from gyre.stack.files import StateDir
 from gyre.stack.ports import HOST
 from gyre.stack.programs import program
@@ -13,16 +14,6 @@ RETENTION = "720h"
 """30 days: the server's default of one would drop histories that an audit still reads."""
 DYNAMIC = ("matching.numTaskqueueReadPartitions=1", "matching.numTaskqueueWritePartitions=1")
 """One partition a queue instead of four: four help a cluster, and cost a laptop polls and latency."""
-SEARCH_ATTRIBUTES = {
-    "GyreRun": "Keyword",
-    "GyreGroup": "Keyword",
-    "GyreTask": "Keyword",
-    "GyreStage": "Keyword",
-    "GyreDisposition": "Keyword",
-    "GyreCell": "Keyword",
-    "GyrePolicyVersion": "Int",
-    "GyreReward": "Double",
-}
 
 
 def temporal_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:

@@ -3,7 +3,7 @@
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from db import demo_report
+from db import demo_report, queries
 from db.demo_report import Rollouts
 from db.models import Batch, BatchExecution, Execution, QueryGroup, Reward, Run, Task
 from db.session import transaction
@@ -84,8 +84,13 @@ def add_batch(session: Session, version: int, status: str, members: list[tuple[s
 def test_rewards_of_trained_batches_in_order(database: Engine) -> None:
     with transaction(database) as session:
         fill(session)
-        assert demo_report.reward_by_update(session, "demo") == [0.5, 0.5]
-        assert demo_report.reward_by_update(session, "other") == []
+        assert queries.mean_rewards(session, "demo") == [0.5, 0.5]
+        batch = session.get_one(Batch, "run/demo/batch/3")
+        batch.status = "trained"
+        session.flush()
+        assert queries.mean_rewards(session, "demo") == [0.5, 0.5, 0.0]
+        assert queries.mean_rewards(session, "demo", last=1) == [0.0]
+        assert queries.mean_rewards(session, "other") == []
 
 
 def test_rollouts_by_part(database: Engine) -> None:
