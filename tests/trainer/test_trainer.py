@@ -31,7 +31,7 @@ CUT = [
     ("grad", [(0, 0)]), ("grad", [(0, 1)]), ("grad", [(1, 0), (1, 1), (2, 0), (2, 1)]),
 ]  # fmt: skip
 EXECUTIONS = [Turns(1.0), Turns(-1.0), Turns(0.0)]
-TRUNCATED = {"form": "truncated"}
+TRUNCATED: dict[str, object] = {"form": "truncated"}
 """Random behaviour log-probabilities are far from the policy: ``capped`` would clip nearly all."""
 
 MakeTrainer = Callable[..., Trainer]
