@@ -22,9 +22,6 @@ from gyre.sandbox.workspace import remove
 
 TAIL_BYTES = 4096
 REWARD_BYTES = 256
-KILLED = 128
-"""Exit codes above it are deaths by signal. Lower ones count for nothing: a script may end with that of
-its last test, whatever reward it wrote."""
 TESTS, VERIFIER = "/tests", "/logs/verifier"
 
 
@@ -169,6 +166,8 @@ def read_reward(path: Path, exit_code: int = 0) -> float:
         raise EvaluatorFailed(f"the evaluator's reward is not a number: {text[:60]!r}") from None
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise EvaluatorFailed(f"the evaluator's reward {text[:60]} is not in [0, 1]")
-    if exit_code > KILLED:
-        raise EvaluatorFailed(f"the evaluator was ended by signal {exit_code - KILLED} after its reward")
+    # Other exit codes count for nothing: a script may end with that of its last test.
+    if exit_code > watch.KILLED:
+        signal = exit_code - watch.KILLED
+        raise EvaluatorFailed(f"the evaluator was ended by signal {signal} after its reward")
     return reward

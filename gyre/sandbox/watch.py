@@ -14,6 +14,10 @@ CHECK_S = 1.0
 CHECK_SHARE = 100
 """A check waits this many times as long as the last one took: a large workspace costs 1 % of a core."""
 READ_BYTES = 1 << 16
+KILLED = 128
+"""Exit codes above it are deaths by signal."""
+STOP_PATIENCE_S = 0.5
+"""Who ends everything at once may reach the sandbox before its supervisor: the request comes next."""
 
 EXITED, TIME_LIMIT, CANCELLED = "exited", "time_limit", "cancelled"
 
@@ -71,7 +75,7 @@ def _loop(
         events = poll.poll(max(1.0, 1000 * wait_s))
         ready = {fd for fd, _ in events}
         if sandbox.pidfd in ready and sandbox.reap():
-            return EXITED, None
+            return (CANCELLED if _was_stopped(sandbox, stop) else EXITED), None
         if stop is not None and stop in ready:
             return CANCELLED, None
         for fd, event in events:
@@ -80,6 +84,14 @@ def _loop(
                 handler(event)
         if relay is not None and relay.retry_s is not None:
             relay.retry()
+
+
+def _was_stopped(sandbox: Sandbox, stop: int | None) -> bool:
+    """Whether a sandbox that has ended was asked to: half-done work must not pass for finished."""
+    if stop is None:
+        return False
+    by_signal = sandbox.exit_code is not None and sandbox.exit_code > KILLED
+    return bool(select.select([stop], [], [], STOP_PATIENCE_S if by_signal else 0)[0])
 
 
 def _read_output(fd: int, on_output: Callable[[bytes], None], poll: "select.poll") -> None:

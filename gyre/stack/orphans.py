@@ -13,6 +13,8 @@ from gyre.stack.identity import ProcessIdentity, identify, is_alive, send_signal
 MARK = "GYRE_KEPT_BY"
 """In the environment of everything that a keeper starts; the value is the state directory."""
 RUN_MARK = "GYRE_RUN"
+SUPERVISOR = "gyre.sandbox.supervise"
+"""In the command line of a harness's supervisor."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -52,7 +54,14 @@ def leftovers(root: Path, run: str | None = None) -> list[ProcessIdentity]:
 
 
 def end_all(processes: list[ProcessIdentity], grace_s: float, first: signal.Signals = signal.SIGTERM) -> None:
-    """The first signal, wait, SIGKILL, wait."""
+    """The first signal, wait, SIGKILL, wait.
+
+    Supervisors first: one that is asked ends its sandbox itself and records a cancelled harness, where a
+    sandbox that is ended under it would look like one that came to its own end.
+    """
+    supervisors = [process for process in processes if _supervises(process)]
+    if supervisors and len(supervisors) < len(processes):
+        end_all(supervisors, grace_s, first)
     for number, wait_s in ((first, grace_s), (signal.SIGKILL, 5.0)):
         for process in processes:
             send_signal(process, number)
@@ -66,6 +75,13 @@ def _environment(pid: int) -> set[bytes]:
         return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:
         return set()
+
+
+def _supervises(process: ProcessIdentity) -> bool:
+    try:
+        return SUPERVISOR.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gyre.contracts.errors import SandboxFailed
@@ -17,6 +18,8 @@ from gyre.sandbox import isolation
 from gyre.sandbox.attempts import HarnessSpec, kill, poll, slug, start_or_attach
 from gyre.sandbox.procfs import signal_process, start_ticks
 from gyre.sandbox.supervise import LOG_BYTES
+from gyre.stack.identity import identify, is_alive
+from gyre.stack.orphans import end_all
 from tests.sandbox.conftest import Attempts, needs_bwrap, wait_exited, wait_until
 
 WORK = "echo x >> starts; while [ ! -e go ]; do sleep 0.05; done; echo end"
@@ -132,6 +135,43 @@ def test_kill_as_soon_as_it_starts(attempts: Attempts) -> None:
     start_or_attach(spec)
     assert kill(spec.directory).state == "exited"
     assert not _running("sleep\0979\0")
+
+
+@pytest.mark.parametrize("trap", ["", "trap 'exit 0' TERM; "])
+def test_a_harness_in_mid_work_is_cancelled_by_down_and_never_passes_for_finished(
+    attempts: Attempts, trap: str
+) -> None:
+    """The sandbox's own processes stand first in the list, and one ends as if its work were done."""
+    spec = attempts.spec("/bin/sh", "-c", f"{trap}echo x > starts; while :; do sleep 0.05; done")
+    start_or_attach(spec)
+    wait_started(spec)
+    supervisor = psutil.Process(recorded(spec)["supervisor_pid"])
+    family = [*reversed(supervisor.children(recursive=True)), supervisor]
+    found = [identity for member in family if (identity := identify(member.pid))]
+    assert len(found) > 1
+    end_all(found, 10.0)
+    assert not any(is_alive(process) for process in found)
+    status = poll(spec.directory)
+    assert (status.state, status.end_reason, status.exit_code) == ("exited", EndReason.CANCELLED, None)
+
+
+def test_a_signal_that_reaches_the_sandbox_before_its_supervisor_is_a_cancellation(
+    attempts: Attempts,
+) -> None:
+    spec = attempts.spec("/bin/sh", "-c", "echo x > starts; while :; do sleep 0.05; done")
+    start_or_attach(spec)
+    wait_started(spec)
+    supervisor = psutil.Process(recorded(spec)["supervisor_pid"])
+    (child,) = supervisor.children()
+    child.send_signal(signal.SIGKILL)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    supervisor.send_signal(signal.SIGTERM)
+    assert wait_exited(spec.directory).end_reason == EndReason.CANCELLED
+
+
+def test_a_harness_that_a_signal_ended_without_any_request_has_exited(attempts: Attempts) -> None:
+    status, _ = attempts.run("kill -TERM $$")
+    assert (status.end_reason, status.exit_code) == (EndReason.EXITED, 128 + signal.SIGTERM)
 
 
 @needs_bwrap
