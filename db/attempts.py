@@ -4,10 +4,10 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db.models import Attempt, Execution
+from db.models import Attempt, Execution, ModelCall
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id, run_of
-from gyre.contracts.lifecycle import AttemptStatus, EndReason, ExecutionStatus
+from gyre.contracts.lifecycle import AttemptStatus, CallStatus, EndReason, ExecutionStatus
 
 
 def latest(session: Session, execution: ExecutionId) -> Attempt | None:
@@ -55,6 +55,7 @@ def seal(
 ) -> bool:
     """Close the attempt to writers for good. True for the call that sealed it.
 
+    Its calls under way can never be committed any more, so they have failed.
     A repeat changes nothing, but that a failure found later (its workspace cannot be saved, say) is
     noted once, so that the next attempt can open.
     """
@@ -71,9 +72,25 @@ def seal(
         .returning(Attempt.id)
     )
     if sealed.first() is not None:
+        _fail_calls(session, attempt)
         return True
     if failure is not None:
         session.execute(
             update(Attempt).where(Attempt.id == attempt, Attempt.failure.is_(None)).values(failure=failure)
         )
     return False
+
+
+def seal_all(session: Session, execution: ExecutionId, failure: str) -> None:
+    """Close whatever attempt of the execution is still open, as one that was cancelled."""
+    query = select(Attempt.id).where(Attempt.execution_id == execution, Attempt.status == AttemptStatus.OPEN)
+    for attempt in session.scalars(query).all():
+        seal(session, AttemptId(attempt), EndReason.CANCELLED, failure=failure)
+
+
+def _fail_calls(session: Session, attempt: AttemptId) -> None:
+    session.execute(
+        update(ModelCall)
+        .where(ModelCall.attempt_id == attempt, ModelCall.status == CallStatus.IN_FLIGHT)
+        .values(status=CallStatus.FAILED, failure="sealed", lease_owner=None, lease_expires_at=None)
+    )

@@ -165,11 +165,18 @@ def take_over(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_
     return taken.first() is not None
 
 
-def renew(session: Session, owner: str, ttl_s: float) -> None:
-    """Keep the leases of all calls that this gateway has in flight."""
+def renew(session: Session, owner: str, held: Sequence[CallId], ttl_s: float) -> None:
+    """Keep the leases of these calls, as far as they are in flight and this gateway's."""
+    mine = select(ModelCall.id).where(
+        ModelCall.id.in_(held),
+        ModelCall.lease_owner == owner,
+        ModelCall.status == CallStatus.IN_FLIGHT,
+    )
+    # A row that is locked is being ended: to wait for it in the order of this list could be a deadlock.
+    free = mine.with_for_update(skip_locked=True).cte()
     session.execute(
         update(ModelCall)
-        .where(ModelCall.lease_owner == owner, ModelCall.status == CallStatus.IN_FLIGHT)
+        .where(ModelCall.id == free.c.id)
         .values(lease_expires_at=func.now() + timedelta(seconds=ttl_s))
     )
 

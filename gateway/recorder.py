@@ -14,7 +14,7 @@ from gateway.engines import Sampled
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
 from gyre.contracts.errors import EngineFailed
-from gyre.contracts.ids import AttemptId
+from gyre.contracts.ids import AttemptId, CallId, call_id
 from gyre.contracts.lifecycle import FinishReason, NodeKind
 from gyre.trajectory.answers import Answer
 from gyre.trajectory.arrays import as_ids, as_logprobs, output_sha256, unpack_ids
@@ -35,17 +35,28 @@ class Recorder:
         self._store = store
         self._dead_prefix = f"{address}/"
         self._owner = f"{address}/{uuid.uuid4().hex}"
+        self._held: set[CallId] = set()
 
     async def begin(
         self, state: AttemptState, new: calls.NewCall, sampling: Callable[[int], SamplingParams]
     ) -> int:
-        """Record a call as in flight; returns its index. Raises Fenced."""
+        """Record a call as in flight and hold it; returns its index. Raises Fenced.
+
+        When the connection is lost in the commit, the call is recorded again under the next index. The
+        row of the first time, if there is one, is held by nobody: its lease runs out.
+        """
 
         def work(session: Session) -> int:
             parameters = lambda index: sampling(index).model_dump()  # noqa: E731
             return calls.begin(session, state.attempt, new, parameters, owner=self._owner, ttl_s=LEASE_S)
 
-        return await self._store.run(work)
+        index = await self._store.run(work)
+        self._held.add(call_id(state.attempt, index))
+        return index
+
+    def release(self, call: LiveCall) -> None:
+        """Say that nobody here works on the call any more."""
+        self._held.discard(call.id)
 
     async def check_open(self, attempt: AttemptId) -> None:
         """Raises Fenced if the attempt is sealed."""
@@ -62,6 +73,7 @@ class Recorder:
             )
             row = await self._store.run(lambda s: calls.get(s, call.id))
             if taken:
+                self._held.add(call.id)
                 return SamplingParams.model_validate(row.sampling)
             if finished := finished_of(row):
                 async with state.commit_lock:
@@ -104,9 +116,14 @@ class Recorder:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
-                await self._store.run(lambda s: calls.renew(s, self._owner, LEASE_S))
+                await self.renew()
             except SQLAlchemyError:
                 continue
+
+    async def renew(self) -> None:
+        """Renew the leases of the calls that somebody here works on."""
+        if held := sorted(self._held):
+            await self._store.run(lambda s: calls.renew(s, self._owner, held, LEASE_S))
 
     async def _committed(
         self, call: LiveCall, state: AttemptState, nodes: list[calls.NewNode], outcome: calls.Outcome

@@ -78,8 +78,6 @@ class Service:
         self._states: dict[AttemptId, asyncio.Task[AttemptState]] = {}
         self._delivered = DeliveryLog(store)
         self._tasks: set[asyncio.Task[Finished]] = set()
-        self.on_first_call: Callable[[AttemptId], None] | None = None
-        """Told when an attempt's first call has been recorded as in flight."""
         self.counts: Counter[str] = Counter()
         """calls, joined, forked, malformed_tool_calls and failed since this process started."""
 
@@ -141,7 +139,8 @@ class Service:
             call_id(state.attempt, index), asked.key, index, len(asked.prompt.ids), connected=True
         )
         state.live[asked.key].append(call)
-        self._count_begun(asked, index)
+        self.counts["calls"] += 1
+        self.counts["forked"] += asked.prompt.forked
         params = self._sampling(asked)(index)
         call.task = self._start(state, call, self._complete(asked, call, params))
         return call
@@ -167,6 +166,7 @@ class Service:
 
         def ended(task: asyncio.Task[Finished]) -> None:
             self._tasks.discard(task)
+            self._recorder.release(call)
             state.num_in_flight -= 1
             if task.cancelled() or task.exception() is not None:
                 self.counts["failed"] += 1
@@ -190,7 +190,7 @@ class Service:
             )
             self.counts["malformed_tool_calls"] += answer.num_malformed
             return await self._recorder.commit(state, call, prompt, sampled, answer)
-        except ANSWERED as error:
+        except Exception as error:  # whatever it is, nobody works on the call any more
             if isinstance(error, Fenced):
                 self._states.pop(state.attempt, None)
             await self._recorder.fail(call, sentence_of(error))
@@ -234,12 +234,6 @@ class Service:
             stop_token_ids=list(self._renderer.stop_ids),
             sampling_seed=call_seed(facts.execution, facts.number, index),
         )
-
-    def _count_begun(self, asked: Asked, index: int) -> None:
-        self.counts["calls"] += 1
-        self.counts["forked"] += asked.prompt.forked
-        if index == 0 and self.on_first_call is not None:
-            self.on_first_call(asked.state.attempt)
 
     async def _plan(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
         """The prompt; a first request with its tools, or a long one, is worked on in a thread."""

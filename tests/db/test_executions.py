@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from db import attempts, evaluations, executions, groups, snapshots
+from db import attempts, calls, evaluations, executions, groups, snapshots
 from db.models import Blob, Execution, ModelCall, Reward
 from db.session import transaction
 from gyre.contracts.errors import Fenced
@@ -192,3 +192,48 @@ def test_d14_a_group_without_a_score_is_dropped_with_a_reason(database: Engine, 
         row, _ = groups.commit_outcome(session, group)
         assert (row.status, row.drop_reason) == ("dropped", "no execution was scored")
         assert groups.dropped_in_a_row(session, "r", limit=8) == 1
+
+
+def test_a_seal_fails_the_calls_that_are_under_way(database: Engine, execution: ExecutionId) -> None:
+    attempt = AttemptId(resume(database, execution).attempt_id)
+    new = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")
+    with transaction(database) as session:
+        calls.begin(session, attempt, new, lambda index: {}, owner="g", ttl_s=30)
+    seal(database, attempt)
+    with transaction(database) as session:
+        (call,) = calls.calls(session, attempt)
+        assert (call.status, call.failure) == ("failed", "sealed")
+        assert (call.lease_owner, call.lease_expires_at) == (None, None)
+
+
+def test_no_attempt_stays_open_when_its_execution_ends(database: Engine, execution: ExecutionId) -> None:
+    attempt = AttemptId(resume(database, execution).attempt_id)
+    with transaction(database) as session:
+        executions.fold(session, execution, Disposition.PLACEHOLDER, detail="its workflow failed")
+    with transaction(database) as session:
+        row = attempts.latest(session, execution)
+        assert row is not None
+        assert (row.status, row.end_reason, row.failure) == ("sealed", "cancelled", "its workflow failed")
+    with pytest.raises(Fenced), transaction(database) as session:
+        attempts.lock_open(session, attempt)
+
+
+def test_an_execution_ends_while_a_call_is_being_recorded(database: Engine, execution: ExecutionId) -> None:
+    """The call holds its attempt and refers to the execution: the two must not wait for each other."""
+    attempt = AttemptId(resume(database, execution).attempt_id)
+    new = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")
+
+    def fold() -> None:
+        with transaction(database) as session:
+            executions.fold(session, execution, Disposition.PLACEHOLDER, detail="x")
+
+    folding = threading.Thread(target=fold)
+    with transaction(database) as session:
+        attempts.lock_open(session, attempt)
+        folding.start()
+        folding.join(0.3)
+        calls.begin(session, attempt, new, lambda index: {}, owner="g", ttl_s=30)
+    folding.join(10)
+    assert not folding.is_alive()
+    with transaction(database) as session:
+        assert [call.status for call in calls.calls(session, attempt)] == ["failed"]

@@ -339,12 +339,15 @@ def test_c2_killed_gateway_repeats_the_call(world: World, engine: ScriptedEngine
     assert {r.sampling_params.sampling_seed for r in engine.requests[1:]} == {call_seed(EXECUTION, 1, 1)}
 
 
-def test_first_call_is_announced_once(gateway: World, http: httpx.Client) -> None:
-    announced: list[str] = []
-    gateway.apps[0].state.service.on_first_call = announced.append
-    for text in ("one", "two"):
-        http.post(CHAT, json=chat(text)).raise_for_status()
-    assert announced == [gateway.attempt]
+def test_a_bug_fails_its_call_and_leaves_nothing_in_flight(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine
+) -> None:
+    """An id that no tokenizer has: reading the answer raises what nobody foresaw."""
+    engine.script = lambda request, prompt: Part(ids=[1 << 40])
+    answer = http.post(CHAT, json=chat("hi"))
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "internal error of the gateway")
+    (call,) = gateway.calls()
+    assert (call.status, call.lease_owner, call.failure) == ("failed", None, "internal error of the gateway")
 
 
 def test_b2_parallel_lineages_do_not_mix(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
@@ -362,5 +365,4 @@ def test_b2_parallel_lineages_do_not_mix(http: httpx.Client, gateway: World, eng
         answers = list(pool.map(converse, names))
     assert answers == [[f"re {name} {turn}" for turn in (1, 2, 3)] for name in names]
     assert len(gateway.leaves()) == 8
-    for call in gateway.calls()[8:]:
-        assert call.num_reused_tokens > 0
+    assert sum(call.num_reused_tokens == 0 for call in gateway.calls()) == 8

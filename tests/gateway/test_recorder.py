@@ -1,0 +1,54 @@
+"""What a gateway holds, and what it lets go."""
+
+import asyncio
+from datetime import datetime
+
+import psycopg
+import pytest
+
+from db import calls
+from db.session import transaction
+from gateway.attempts import LiveCall, load_state
+from gateway.recorder import Recorder
+from gateway.store import Store
+from gyre.contracts.engine import SamplingParams
+from gyre.contracts.ids import call_id
+from tests.gateway.conftest import World
+
+NEW = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")
+
+
+def sampling(index: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=1, top_p=1, top_k=-1, max_new_tokens=1, stop_token_ids=[], sampling_seed=index
+    )
+
+
+def leases(world: World) -> list[datetime]:
+    return [call.lease_expires_at for call in world.calls() if call.lease_expires_at]
+
+
+def test_a_call_recorded_twice_is_held_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is lost after the commit: the first row is nobody's, and its lease runs out."""
+    store, dialect = Store(world.database, hold_s=10), world.database.dialect
+    recorder, commit, lost = Recorder(store, "here:1"), dialect.do_commit, []
+
+    def commit_and_lose_the_first(connection: psycopg.Connection) -> None:
+        commit(connection)
+        if not lost:
+            lost.append(True)
+            raise psycopg.OperationalError("the connection was lost")
+
+    with transaction(world.database) as session:
+        state = load_state(session, world.attempt)
+    monkeypatch.setattr(dialect, "do_commit", commit_and_lose_the_first)
+    assert asyncio.run(recorder.begin(state, NEW, sampling)) == 1
+    before = leases(world)
+    asyncio.run(recorder.renew())
+    after = leases(world)
+    assert after[0] == before[0]
+    assert after[1] > before[1]
+    recorder.release(LiveCall(call_id(world.attempt, 1), "k", 1, 1, connected=False))
+    asyncio.run(recorder.renew())
+    assert leases(world) == after
+    store.close()
