@@ -7,12 +7,14 @@ from pathlib import Path
 from sqlalchemy import Engine
 from temporalio import activity
 
+from activities.beating import beating
 from activities.harness import sandbox_limits
+from activities.tasks import task_folder
 from db import evaluations, harnesses, snapshots
 from db.harnesses import TaskOfExecution
 from db.models import Reward, Snapshot
 from db.session import transaction
-from gyre.contracts.errors import EvaluatorFailed
+from gyre.contracts.errors import EvaluatorFailed, SnapshotFailed
 from gyre.contracts.ids import EvaluationId, ExecutionId, SnapshotId
 from gyre.contracts.messages import EvaluateInput, EvaluateResult
 from gyre.contracts.processes import WorkerBoot
@@ -33,7 +35,15 @@ class EvaluatorActivities:
     @activity.defn(name=EVALUATE_SNAPSHOT.name)
     @translated
     def evaluate_snapshot(self, given: EvaluateInput) -> EvaluateResult:
-        """One try. Raises EvaluatorFailed, recorded with its reason, when no valid reward came out."""
+        """One try. Raises EvaluatorFailed, recorded with its reason, when no valid reward came out.
+
+        A snapshot that is not in the store or cannot be unpacked gives no reward either. An S3 that is away
+        is no verdict: its error is boto's own, and the try is made again.
+        """
+        with beating():
+            return self._evaluate(given)
+
+    def _evaluate(self, given: EvaluateInput) -> EvaluateResult:
         evaluation, execution = EvaluationId(given.evaluation_id), ExecutionId(given.execution_id)
         began = time.monotonic()
         reward, row, task = self._open(given, evaluation, execution)
@@ -71,20 +81,21 @@ class EvaluatorActivities:
         scratch = Path(self._boot.state_dir) / "evaluations"
         scratch.mkdir(parents=True, exist_ok=True)
         try:
+            tests = task_folder(task, EvaluatorFailed) / "tests"
             with tempfile.TemporaryDirectory(dir=scratch, prefix="archive-") as folder:
                 archive = Path(folder) / "snapshot.tar.zst"
                 self._store.get_file(row.blob_key, archive)
-                tests = Path(task.path) / "tests"
                 limits = sandbox_limits(task)
                 return evaluate(tests, archive, scratch, limit_s=given.limit_s, limits=limits)
-        except EvaluationFailure as error:
+        except (EvaluatorFailed, SnapshotFailed) as error:
+            tail = error.output_tail if isinstance(error, EvaluationFailure) else ""
             with transaction(self._database) as session:
                 evaluations.note_failure(
                     session,
                     evaluation,
                     try_number=given.try_number,
                     failure=str(error),
-                    output_tail=error.output_tail,
+                    output_tail=tail,
                     final=given.final,
                 )
             raise EvaluatorFailed(str(error)) from error

@@ -9,7 +9,9 @@ from sqlalchemy import Engine
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
+from activities.beating import beating
 from activities.milestones import Milestones
+from activities.tasks import task_folder
 from db import attempts, executions, harnesses
 from db.harnesses import TaskOfExecution
 from db.session import transaction
@@ -54,16 +56,14 @@ class HarnessActivities:
     def __init__(self, *, boot: WorkerBoot, services: Services, database: Engine) -> None:
         self._database, self._boot = database, boot
 
-    @activity.defn(name=PROVISION_WORKSPACE.name)
+    @activity.defn(name=PROVISION_WORKSPACE.name, no_thread_cancel_exception=True)
     @translated
     def provision_workspace(self, given: AttemptInput) -> ProvisionResult:
         """Make the attempt's workspace, once. Raises ProvisionFailed; Fenced if the attempt is sealed."""
         attempt = AttemptId(given.attempt_id)
-        task = self._open_task(attempt)
-        folder = Path(task.path)
-        if not (folder / "instruction.md").is_file():
-            raise ProvisionFailed(f"task folder {folder} is not on this host")
-        done = workspace.provision(folder / "environment", self._directory(attempt))
+        with beating():
+            environment = task_folder(self._open_task(attempt), ProvisionFailed) / "environment"
+            done = workspace.provision(environment, self._directory(attempt), limit_s=given.limit_s)
         return ProvisionResult(num_files=done.num_files, num_bytes=done.num_bytes)
 
     @activity.defn(name=RUN_HARNESS.name)
@@ -97,11 +97,14 @@ class HarnessActivities:
             failure=status.failure,
         )
 
-    @activity.defn(name=SEAL_ATTEMPT.name)
+    @activity.defn(name=SEAL_ATTEMPT.name, no_thread_cancel_exception=True)
     @translated
     def seal_attempt(self, given: SealInput) -> SealResult:
         """Refuse further writes, then end every process of the attempt and make sure."""
-        attempt = AttemptId(given.attempt_id)
+        with beating():
+            return self._seal(AttemptId(given.attempt_id), given)
+
+    def _seal(self, attempt: AttemptId, given: SealInput) -> SealResult:
         with transaction(self._database) as session:
             attempts.seal(
                 session, attempt, given.end_reason, exit_code=given.exit_code, failure=given.failure

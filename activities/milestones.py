@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError
 
@@ -38,13 +39,13 @@ class Milestones:
         if now - self._last < EVERY_S:
             return
         self._last = now
-        totals = await asyncio.to_thread(self._read)
-        if totals == self._told:
-            return
         try:
+            totals = await asyncio.to_thread(self._read)
+            if totals == self._told:
+                return
             await self._rollout().signal("milestone", sentence(self._attempt, now - self._began, totals))
-        except RPCError:
-            return  # The record itself is in Postgres; the next minute tells more.
+        except (RPCError, SQLAlchemyError):
+            return  # What is not told must not end a harness; the next minute tells more.
         self._told = totals
 
     def _read(self) -> CallTotals:

@@ -1,5 +1,6 @@
 """Capture and restore: a deterministic tar + zstd of a workspace that nobody writes to any more."""
 
+import errno
 import hashlib
 import os
 import stat
@@ -10,12 +11,15 @@ from typing import IO, Any
 
 import zstandard
 
-from gyre.contracts.errors import SnapshotFailed
+from gyre.contracts.errors import SnapshotFailed, WorkspaceUnusable
+from gyre.sandbox.deadline import Deadline
 from gyre.sandbox.workspace import walk
 
 LEVEL = 3
 FORMAT = 1
 CHUNK_BYTES = 1 << 20
+HOST_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Say nothing of the workspace, and may pass."""
 MODE_BITS = 0o777
 """Set-user-id bits and the like are not kept."""
 
@@ -41,13 +45,16 @@ class Manifest:
         return asdict(self)
 
 
-def capture(workspace: Path, out: Path, *, max_bytes: int = 8 << 30) -> Manifest:
+def capture(
+    workspace: Path, out: Path, *, max_bytes: int = 8 << 30, deadline: Deadline | None = None
+) -> Manifest:
     """Write the archive of a workspace to ``out``. Links are kept and never followed.
 
-    Raises SnapshotFailed if it cannot be read, or its files claim more than ``max_bytes``.
+    Raises WorkspaceUnusable if it is missing, cannot be read or its files claim more than ``max_bytes``,
+    SnapshotFailed if this machine fails meanwhile, and the deadline's error when it is over.
     """
     if not workspace.is_dir():
-        raise SnapshotFailed(f"there is no workspace at {workspace.name} to capture")
+        raise WorkspaceUnusable(f"there is no workspace at {workspace.name} to capture")
     skipped: list[str] = []
     num_files = num_bytes = 0
     try:
@@ -57,6 +64,8 @@ def capture(workspace: Path, out: Path, *, max_bytes: int = 8 << 30) -> Manifest
             tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
         ):
             for path in sorted(walk(workspace), key=os.fsencode):
+                if deadline is not None:
+                    deadline.check()
                 entry = _entry(path, workspace)
                 if entry is None:
                     skipped.append(f"{os.fsencode(path.relative_to(workspace))!r}: not a file")
@@ -64,11 +73,15 @@ def capture(workspace: Path, out: Path, *, max_bytes: int = 8 << 30) -> Manifest
                 num_bytes += entry.size
                 num_files += not entry.isdir()
                 if num_bytes > max_bytes:
-                    raise SnapshotFailed(f"the workspace holds more than the {max_bytes} bytes allowed")
+                    raise WorkspaceUnusable(f"the workspace holds more than the {max_bytes} bytes allowed")
                 _add(archive, entry, path)
     except (OSError, tarfile.TarError, zstandard.ZstdError) as error:
-        raise SnapshotFailed(f"the workspace could not be captured: {error}") from error
-    return Manifest(num_files, num_bytes, _file_sha256(out), skipped[:100], len(skipped))
+        of_host = isinstance(error, OSError) and error.errno in HOST_ERRORS
+        kind = SnapshotFailed if of_host else WorkspaceUnusable
+        raise kind(f"the workspace could not be captured: {error}") from error
+    with out.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Manifest(num_files, num_bytes, digest, skipped[:100], len(skipped))
 
 
 def _entry(path: Path, workspace: Path) -> tarfile.TarInfo | None:
@@ -145,11 +158,3 @@ def _write(target: Path, entry: tarfile.TarInfo, content: IO[bytes] | None) -> N
         while content is not None and (chunk := content.read(CHUNK_BYTES)):
             file.write(chunk)
         os.fchmod(file.fileno(), entry.mode & MODE_BITS)
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyre.contracts.errors import ProvisionFailed
+from gyre.sandbox.deadline import Deadline
 
 RECIPES = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
 """Files of ``environment/`` that say how to build an image; they are not part of the work."""
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Provisioned:
     num_bytes: int
 
 
-def provision(environment: Path, directory: Path) -> Provisioned:
+def provision(environment: Path, directory: Path, *, limit_s: float = math.inf) -> Provisioned:
     """Make ``directory/workspace`` as a copy of ``environment`` (empty if there is none), once.
 
-    Called again it changes nothing: a harness may be at work. Raises ProvisionFailed.
+    Called again it changes nothing: a harness may be at work. Raises ProvisionFailed, also when it takes
+    longer than ``limit_s``.
     """
+    deadline = Deadline(limit_s, ProvisionFailed, f"making the workspace of {directory.name}")
     record = directory / "provisioned.json"
     try:
         if not record.exists():
@@ -34,8 +37,8 @@ def provision(environment: Path, directory: Path) -> Provisioned:
             fresh = directory / "workspace.new"
             shutil.rmtree(fresh, ignore_errors=True)
             shutil.rmtree(directory / "workspace", ignore_errors=True)
-            _copy(environment, fresh)
-            state = json.dumps(file_state(fresh))
+            _copy(environment, fresh, deadline)
+            state = json.dumps(file_state(fresh, deadline))
             fresh.rename(directory / "workspace")
             (directory / "provisioned.new").write_text(state)
             # Last: only a complete workspace has a record, and one with a record is never made again.
@@ -46,23 +49,34 @@ def provision(environment: Path, directory: Path) -> Provisioned:
     return Provisioned(len(state), sum(size for size, _ in state.values()))
 
 
-def _copy(environment: Path, target: Path) -> None:
+def _copy(environment: Path, target: Path, deadline: Deadline) -> None:
     if not environment.is_dir():
         target.mkdir()
         return
     top = str(environment)
+
+    def copy(source: str, to: str) -> None:
+        deadline.check()
+        shutil.copy2(source, to)
+
     shutil.copytree(
         environment,
         target,
         symlinks=True,
+        copy_function=copy,
         ignore=lambda folder, names: [n for n in names if folder == top and n in RECIPES],
     )
 
 
-def file_state(folder: Path) -> dict[str, tuple[int, str]]:
-    """``{relative path: (bytes, sha256)}`` of regular files and of links (the text they hold)."""
+def file_state(folder: Path, deadline: Deadline | None = None) -> dict[str, tuple[int, str]]:
+    """``{relative path: (bytes, sha256)}`` of regular files and of links (the text they hold).
+
+    Raises the deadline's error when it is over.
+    """
     state: dict[str, tuple[int, str]] = {}
     for path in sorted(walk(folder)):
+        if deadline is not None:
+            deadline.check()
         name = os.fsencode(path.relative_to(folder)).decode(errors="backslashreplace")
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -118,8 +132,5 @@ def _open_and_retry(function: Callable[..., object], path: str, _info: object) -
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,9 @@
 """Task folders in Harbor's format: ``instruction.md``, ``task.toml``, ``environment/``, ``tests/test.sh``."""
 
 import hashlib
+import os
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -10,24 +12,16 @@ from gyre.contracts.errors import BadInput
 
 
 class TaskFolder(BaseModel):
-    """One task. ``environment/`` is what the workspace starts with, ``tests/`` is what scores it."""
+    """One task. ``environment/`` is what the workspace starts with (empty without it), ``tests/`` is what
+    scores it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     path: Path
-    instruction: str
     sha256: str
     """Of the folder's files: their paths, whether they can be executed, and their contents."""
-
-    @property
-    def environment(self) -> Path:
-        """May not exist: the workspace then starts empty."""
-        return self.path / "environment"
-
-    @property
-    def tests(self) -> Path:
-        return self.path / "tests"
 
 
 def load_task(path: Path) -> TaskFolder:
@@ -38,12 +32,10 @@ def load_task(path: Path) -> TaskFolder:
         if not (path / needed).is_file():
             raise BadInput(f"task {path}: it has no {needed}")
     try:
-        instruction = (path / "instruction.md").read_text()
+        (path / "instruction.md").read_text()  # must be text: a harness is given it
         if (path / "task.toml").exists():
             tomllib.loads((path / "task.toml").read_text())
-        return TaskFolder(
-            name=path.resolve().name, path=path.resolve(), instruction=instruction, sha256=folder_sha256(path)
-        )
+        return TaskFolder(name=path.resolve().name, path=path.resolve(), sha256=folder_sha256(path))
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"task {path}: task.toml cannot be read: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -73,4 +65,27 @@ def folder_sha256(folder: Path) -> str:
             continue
         name = str(path.relative_to(folder)).encode()
         digest.update(b"%b %d %d\n" % (kind, len(name), len(content)) + name + content)
+    return digest.hexdigest()
+
+
+def current_sha256(folder: Path) -> str:
+    """``folder_sha256`` as of now; the files are read again only when one of them was touched."""
+    return _sha256_at(folder, _touched(folder))
+
+
+@lru_cache(maxsize=4096)
+def _sha256_at(folder: Path, touched: str) -> str:
+    return folder_sha256(folder)
+
+
+def _touched(folder: Path) -> str:
+    """Changes with the names, sizes, rights and times of a folder's files."""
+    digest = hashlib.sha256()
+    for root, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted(files + folders):
+            path = os.path.join(root, name)
+            status = os.lstat(path)
+            facts = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            digest.update(f"{path!r} {facts}\n".encode())
     return digest.hexdigest()

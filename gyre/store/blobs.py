@@ -14,11 +14,14 @@ from db.session import transaction
 from gyre.contracts.errors import SnapshotFailed
 from gyre.settings.services import Services
 
-CHUNK_BYTES = 1 << 20
+MISSING = ("404", "NoSuchKey")
 
 
 class BlobStore:
-    """Stores and fetches files; thread-safe. Network errors of boto3 pass through: they may be retried."""
+    """Stores and fetches files; thread-safe.
+
+    Errors of boto3 pass through: they say that S3 is away or refuses, not that the files are unusable.
+    """
 
     def __init__(self, services: Services, database: Engine) -> None:
         self._database = database
@@ -27,7 +30,7 @@ class BlobStore:
 
     def put_file(self, path: Path) -> str:
         """Upload a file unless it is there already; returns its key when a row vouches for it."""
-        digest = file_sha256(path)
+        digest = _file_sha256(path)
         key, num_bytes = f"sha256/{digest}", path.stat().st_size
         with transaction(self._database) as session:
             missing = blobs.reserve(session, key, digest, num_bytes)
@@ -46,8 +49,10 @@ class BlobStore:
         try:
             self._s3.download_file(self._bucket, key, str(path))
         except ClientError as error:
-            raise SnapshotFailed(f"object {key} cannot be read: {error}") from error
-        if file_sha256(path) != row.sha256:
+            if error.response["Error"]["Code"] not in MISSING:
+                raise
+            raise SnapshotFailed(f"object {key} is not in the store") from error
+        if _file_sha256(path) != row.sha256:
             raise SnapshotFailed(f"object {key} does not have the bytes its row names")
 
 
@@ -68,9 +73,6 @@ def s3_client(services: Services) -> Any:
     )
 
 
-def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+def _file_sha256(path: Path) -> str:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

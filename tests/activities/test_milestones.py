@@ -3,13 +3,14 @@
 import asyncio
 import json
 
+import pytest
 from sqlalchemy import Engine, func
 from temporalio.api.enums.v1 import EventType
 
 from activities.milestones import Milestones
 from db import attempts
 from db.models import ModelCall
-from db.session import transaction
+from db.session import connect, transaction
 from gyre.contracts.ids import AttemptId, ExecutionId, call_id
 from gyre.durable import client as durable
 from gyre.settings import Services
@@ -64,3 +65,13 @@ def test_one_signal_a_minute_and_only_of_news(
         "attempt 1, 1 min: 3 calls, 21 tokens sampled, 0 branches",
         "attempt 1, 2 min: 4 calls, 28 tokens sampled, 0 branches",
     ]
+
+
+def test_a_database_that_is_away_ends_nothing() -> None:
+    times = iter((0.0, 61.0, 122.0))
+    away = connect("postgresql://gyre@127.0.0.1:1/gyre")
+    attempt = AttemptId("run/r/group/0/rollout/0/attempt/1")
+    milestones = Milestones(away, attempt, lambda: pytest.fail("nothing was read"), clock=lambda: next(times))
+    for _ in range(2):
+        asyncio.run(milestones.tell_if_due())
+    away.dispose()

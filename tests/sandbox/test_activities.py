@@ -4,22 +4,27 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from boto3.exceptions import S3UploadFailedError
 from sqlalchemy import Engine, select
 from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+from activities.beating import beating
 from activities.evaluator import EvaluatorActivities
 from activities.harness import HarnessActivities
 from activities.snapshots import SnapshotActivities
 from db import attempts, evaluations
 from db.models import Attempt, Evaluation, Execution, QueryGroup, Reward, Run, RunConfig, Snapshot, Task
 from db.session import transaction
-from gyre.contracts.errors import Fenced
+from gyre.contracts.errors import Fenced, SnapshotFailed
 from gyre.contracts.ids import EvaluationId, ExecutionId, evaluation_id
 from gyre.contracts.lifecycle import EndReason, EvaluationStatus
 from gyre.contracts.messages import AttemptInput, EvaluateInput, HarnessInput, SealInput, SnapshotInput
@@ -27,6 +32,8 @@ from gyre.contracts.processes import WorkerBoot
 from gyre.contracts.tokens import attempt_of_token
 from gyre.sandbox.attempts import attempt_directory, poll
 from gyre.settings import Services
+from gyre.settings.tasks import folder_sha256
+from gyre.store import BlobStore
 from tests.sandbox.conftest import Gateway, calls_shell, make_task, needs_bwrap, says, wait_until
 
 pytestmark = needs_bwrap
@@ -59,7 +66,14 @@ class Host:
             rows = (
                 Run(id="r", secret=b"secret"),
                 RunConfig(run_id="r", revision=0, resolved=resolved, fingerprint="f"),
-                Task(id="t", run_id="r", name="t", split="train", path=str(self.task), sha256="s"),
+                Task(
+                    id="t",
+                    run_id="r",
+                    name="t",
+                    split="train",
+                    path=str(self.task),
+                    sha256=folder_sha256(self.task),
+                ),
                 QueryGroup(id="run/r/group/0", run_id="r", index=0, task_id="t", size=2, policy_version=0),
                 Execution(id=EXECUTION, group_id="run/r/group/0", run_id="r", index=0),
             )
@@ -68,31 +82,48 @@ class Host:
                 session.flush()
             attempts.open_attempt(session, EXECUTION, 1, "h")
 
-    def provision(self):
-        return self.harness.provision_workspace(AttemptInput(attempt_id=ATTEMPT, limit_s=30))
+    def provision(self, limit_s: float = 30):
+        given = AttemptInput(attempt_id=ATTEMPT, limit_s=limit_s)
+        return ActivityEnvironment().run(self.harness.provision_workspace, given)
+
+    def reprovision(self):
+        """Of the execution's next attempt."""
+        with transaction(self.database) as session:
+            attempts.open_attempt(session, EXECUTION, 2, "h")
+        given = AttemptInput(attempt_id=f"{EXECUTION}/attempt/2", limit_s=30)
+        return ActivityEnvironment().run(self.harness.provision_workspace, given)
 
     def run(self, environment: ActivityEnvironment | None = None, limit_s: float = 30):
         given = HarnessInput(attempt_id=ATTEMPT, limit_s=limit_s)
         return asyncio.run((environment or ActivityEnvironment()).run(self.harness.run_harness, given))
 
     def seal(self, reason: EndReason = EndReason.EXITED):
-        return self.harness.seal_attempt(SealInput(attempt_id=ATTEMPT, end_reason=reason, exit_code=0))
+        given = SealInput(attempt_id=ATTEMPT, end_reason=reason, exit_code=0)
+        return ActivityEnvironment().run(self.harness.seal_attempt, given)
 
-    def snapshot(self):
-        return self.snapshots.take_snapshot(SnapshotInput(attempt_id=ATTEMPT, limit_s=30))
+    def snapshot(self, limit_s: float = 30, try_number: int = 1):
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, attempt=try_number)
+        given = SnapshotInput(attempt_id=ATTEMPT, limit_s=limit_s)
+        return environment.run(self.snapshots.take_snapshot, given)
 
     def evaluate(self, try_number: int = 1, number: int = 1, final: bool = False):
-        return self.evaluator.evaluate_snapshot(
-            EvaluateInput(
-                evaluation_id=evaluation_id(EXECUTION, number),
-                execution_id=EXECUTION,
-                snapshot_id=f"{ATTEMPT}/snapshot",
-                number=number,
-                try_number=try_number,
-                limit_s=20,
-                final=final,
-            )
+        given = EvaluateInput(
+            evaluation_id=evaluation_id(EXECUTION, number),
+            execution_id=EXECUTION,
+            snapshot_id=f"{ATTEMPT}/snapshot",
+            number=number,
+            try_number=try_number,
+            limit_s=20,
+            final=final,
         )
+        return ActivityEnvironment().run(self.evaluator.evaluate_snapshot, given)
+
+    def write_test(self, text: str) -> None:
+        """Give the run another test, as if it had started with it."""
+        (self.task / "tests" / "test.sh").write_text(text)
+        with transaction(self.database) as session:
+            session.get_one(Task, "t").sha256 = folder_sha256(self.task)
 
     def rows(self, table: type):
         with transaction(self.database) as session:
@@ -214,7 +245,7 @@ def test_f1_f14_a_failed_evaluation_is_pending_and_only_the_evaluator_runs_again
     host.run()
     host.seal()
     host.snapshot()
-    (host.task / "tests" / "test.sh").write_text("echo broken; exit 7")
+    host.write_test("echo broken; exit 7")
     with pytest.raises(ApplicationError) as failed:
         host.evaluate(try_number=1)
     assert failed.value.type == "EvaluatorFailed"
@@ -222,7 +253,7 @@ def test_f1_f14_a_failed_evaluation_is_pending_and_only_the_evaluator_runs_again
     assert (row.status, row.num_tries, row.output_tail) == (EvaluationStatus.PENDING, 1, "broken\n")
     assert "exited with 7" in row.failure
     assert host.rows(Reward) == []
-    (host.task / "tests" / "test.sh").write_text(SCORE)
+    host.write_test(SCORE)
     assert host.evaluate(try_number=2).reward == 0.75
     row = host.rows(Evaluation)[0]
     assert (row.status, row.num_tries, row.failure) == (EvaluationStatus.SUCCEEDED, 2, None)
@@ -233,7 +264,7 @@ def test_the_last_try_ends_the_evaluation_and_a_late_reward_does_not_count(host:
     host.provision()
     host.seal(EndReason.CANCELLED)
     host.snapshot()
-    (host.task / "tests" / "test.sh").write_text("true")
+    host.write_test("true")
     with pytest.raises(ApplicationError):
         host.evaluate(final=True)
     assert host.rows(Evaluation)[0].status == EvaluationStatus.FAILED
@@ -247,7 +278,116 @@ def test_an_attempt_without_workspace_leaves_no_snapshot(host: Host) -> None:
     host.seal(EndReason.PROVISION_FAILED)
     with pytest.raises(ApplicationError, match="never provisioned") as failed:
         host.snapshot()
-    assert failed.value.type == "SnapshotFailed"
+    assert (failed.value.type, failed.value.non_retryable) == ("WorkspaceUnusable", True)
+
+
+def test_a_task_folder_that_changed_is_neither_run_nor_scored(host: Host) -> None:
+    host.provision()
+    host.seal(EndReason.CANCELLED)
+    host.snapshot()
+    with (host.task / "tests" / "test.sh").open("a") as file:
+        file.write("# another")
+    for step, kind in ((host.evaluate, "EvaluatorFailed"), (host.reprovision, "ProvisionFailed")):
+        with pytest.raises(ApplicationError, match="has changed since the run started") as failed:
+            step()
+        assert failed.value.type == kind
+    assert "has changed" in host.rows(Evaluation)[0].failure
+
+
+def test_provision_and_snapshot_end_at_their_own_limits(host: Host) -> None:
+    with pytest.raises(ApplicationError, match="took longer than the 0 s") as failed:
+        host.provision(limit_s=0)
+    assert failed.value.type == "ProvisionFailed"
+    host.provision()
+    host.seal(EndReason.CANCELLED)
+    for try_number, kind in ((1, "SnapshotFailed"), (3, "WorkspaceUnusable")):
+        with pytest.raises(ApplicationError, match="took longer than the 0 s") as failed:
+            host.snapshot(limit_s=0, try_number=try_number)
+        assert failed.value.type == kind
+    assert not list(host.directory.glob("archive-*"))
+    assert host.snapshot().num_files == 1
+
+
+def test_an_s3_that_refuses_is_not_a_workspace_that_cannot_be_saved(host: Host) -> None:
+    host.provision()
+    host.seal(EndReason.CANCELLED)
+    bucket, host.snapshots._store._bucket = host.snapshots._store._bucket, "no-such-bucket"
+    with pytest.raises(S3UploadFailedError):
+        host.snapshot()
+    host.snapshots._store._bucket = bucket
+    host.snapshot()
+    key, archive = host.rows(Snapshot)[0].blob_key, host.folder / "archive"
+    store = host.evaluator._store
+    store._s3.delete_object(Bucket=bucket, Key=key)
+    with pytest.raises(SnapshotFailed, match="not in the store"):
+        store.get_file(key, archive)
+    with pytest.raises(ApplicationError, match="not in the store") as failed:
+        host.evaluate()
+    assert failed.value.type == "EvaluatorFailed"
+
+
+class FirstPutFails(BlobStore):
+    """Notes what it is given; S3 is away at the first time."""
+
+    given: ClassVar[list[Path]] = []
+
+    def put_file(self, path: Path) -> str:
+        self.given.append(path)
+        if len(self.given) == 1:
+            raise S3UploadFailedError("away")
+        return super().put_file(path)
+
+
+def test_each_try_writes_an_archive_of_its_own(host: Host, services: Services) -> None:
+    """One that timed out may still be writing when the next begins."""
+    host.provision()
+    host.seal(EndReason.CANCELLED)
+    left = host.directory / "archive-of-a-killed-try"
+    left.mkdir()
+    store = host.snapshots._store = FirstPutFails(services, host.database)
+    with pytest.raises(S3UploadFailedError):
+        host.snapshot()
+    host.snapshot()
+    assert len(set(store.given)) == 2
+    assert not list(host.directory.glob("*archive*"))
+
+
+class SavedByAnother(BlobStore):
+    """While the first archive is stored, another try saves the workspace and removes it."""
+
+    other: Callable[[], object] | None = None
+
+    def put_file(self, path: Path) -> str:
+        if (other := self.other) is not None:
+            self.other = None
+            other()
+            raise SnapshotFailed("the archive has gone")
+        return super().put_file(path)
+
+
+def test_work_that_another_try_saved_meanwhile_is_saved(host: Host, services: Services) -> None:
+    host.provision()
+    host.seal(EndReason.CANCELLED)
+    store = host.snapshots._store = SavedByAnother(services, host.database)
+    saved = []
+    store.other = lambda: saved.append(host.snapshot())
+    assert [host.snapshot()] == saved
+
+
+def test_activities_that_block_heartbeat_from_another_thread(host: Host) -> None:
+    beats: list[tuple[object, ...]] = []
+    threads = threading.active_count()
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: beats.append(details)
+    environment.run(host.harness.provision_workspace, AttemptInput(attempt_id=ATTEMPT, limit_s=30))
+    assert beats == [()]
+
+    def block() -> None:
+        with beating(0.01):
+            wait_until(lambda: len(beats) > 3)
+
+    environment.run(block)
+    assert threading.active_count() == threads
 
 
 def _run_until(host: Host, condition: Callable[[], bool], **details: bool) -> None:

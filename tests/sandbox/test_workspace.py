@@ -12,10 +12,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gyre.contracts.errors import BadInput, ProvisionFailed, SnapshotFailed
+from gyre.contracts.errors import BadInput, ProvisionFailed, SnapshotFailed, WorkspaceUnusable
 from gyre.sandbox import workspace
 from gyre.sandbox.snapshot import capture, restore
-from gyre.settings.tasks import load_task, load_tasks
+from gyre.settings.tasks import current_sha256, load_task, load_tasks
 from tests.sandbox.conftest import make_task
 
 
@@ -23,10 +23,29 @@ def test_tasks_are_loaded_in_order_with_their_contents_hashed(tmp_path: Path) ->
     for name in ("b", "a"):
         make_task(tmp_path / name, instruction=f"do {name}")
     tasks = load_tasks(tmp_path)
-    assert [(task.name, task.instruction) for task in tasks] == [("a", "do a"), ("b", "do b")]
+    assert [(task.name, task.path) for task in tasks] == [("a", tmp_path / "a"), ("b", tmp_path / "b")]
     (tmp_path / "a" / "tests" / "test.sh").write_text("echo 0")
     assert load_task(tmp_path / "a").sha256 != tasks[0].sha256
     assert load_task(tmp_path / "b").sha256 == tasks[1].sha256
+
+
+def test_a_hash_is_taken_again_when_a_file_was_touched_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load_task(make_task(tmp_path / "a"))
+    assert current_sha256(task.path) == task.sha256
+    script = task.path / "tests" / "test.sh"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", lambda _: pytest.fail("it was read again"))
+        assert current_sha256(task.path) == task.sha256
+    before, times = script.read_text(), script.stat()
+    script.write_text(before.replace("1", "0"))
+    os.utime(script, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert current_sha256(task.path) == load_task(task.path).sha256 != task.sha256
+    script.write_text(before)
+    assert current_sha256(task.path) == task.sha256
+    script.chmod(0o700)
+    assert current_sha256(task.path) != task.sha256
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
@@ -167,7 +186,7 @@ def test_a_workspace_over_its_cap_is_not_captured(tmp_path: Path) -> None:
     work.mkdir()
     with (work / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(SnapshotFailed, match="bytes allowed"):
+    with pytest.raises(WorkspaceUnusable, match="bytes allowed"):
         capture(work, tmp_path / "archive", max_bytes=1 << 20)
 
 
