@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
@@ -13,21 +12,7 @@ from gyre.contracts.engine import GenerateRequest
 from tests.gateway.conftest import World
 from tests.gateway.scripted_engine import ScriptedEngine
 
-VERSION = "2.1.220"
 TOOL_CALL = '<tool_call>\n{"name": "Bash", "arguments": {"command": "echo -n hi > made.txt"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="session")
-def claude_code() -> Path:
-    """The program, installed once into the user's cache."""
-    if shutil.which("npm") is None:
-        pytest.skip("Claude Code needs Node, which is not installed here")
-    folder = Path.home() / ".cache" / "gyre" / f"claude-code-{VERSION}"
-    program = folder / "node_modules" / ".bin" / "claude"
-    if not program.exists():
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
-        subprocess.run([*command, f"@anthropic-ai/claude-code@{VERSION}"], check=True, capture_output=True)
-    return program
 
 
 def run_claude(program: Path, world: World, workspace: Path, prompt: str) -> dict:

@@ -1,11 +1,7 @@
 """Real Claude Code in a sandbox: it finds the gateway, uses its tool and leaves its work."""
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
-
-import pytest
 
 from gyre.sandbox import adapters
 from gyre.sandbox.attempts import kill, start_or_attach
@@ -13,20 +9,6 @@ from tests.sandbox.conftest import Gateway, needs_bwrap, wait_exited
 from tests.sandbox.test_adapters import launch
 
 pytestmark = needs_bwrap
-VERSION = "2.1.220"
-
-
-@pytest.fixture(scope="session")
-def claude_code() -> Path:
-    """The program, installed once into the user's cache."""
-    if shutil.which("npm") is None:
-        pytest.skip("Claude Code needs Node, which is not installed here")
-    folder = Path.home() / ".cache" / "gyre" / f"claude-code-{VERSION}"
-    program = folder / "node_modules" / ".bin" / "claude"
-    if not program.exists():
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
-        subprocess.run([*command, f"@anthropic-ai/claude-code@{VERSION}"], check=True, capture_output=True)
-    return program
 
 
 class Anthropic(Gateway):
