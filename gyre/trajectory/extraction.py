@@ -2,7 +2,7 @@
 
 Take the highest role class that still has unmasked trainable nodes, draw a leaf in it with
 probability proportional to its unmasked tokens, emit those tokens as the path's targets, mask the
-whole path, repeat (FACTS: Trajectories).
+whole path, repeat (as in QwenGyre, arXiv 2609.33848).
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Admission and staleness against FACTS' formulas."""
+"""Admission and staleness against the formulas of QwenGyre (arXiv 2609.33848)."""
 
 from collections import deque
 
