@@ -1,12 +1,12 @@
 """``python -m gateway --boot FILE``: the model endpoint of one run, on a port and a Unix socket."""
 
-import argparse
 import asyncio
 import contextlib
 import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from gateway.rendering import Renderer
 from gateway.service import Policy, Service
 from gateway.store import Store
 from gyre.contracts.ids import RunId
-from gyre.contracts.processes import GatewayBoot
+from gyre.contracts.processes import GatewayBoot, read_boot
 
 STORE_THREADS = 8
 BACKLOG = 2048
@@ -113,9 +113,7 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
-    parser.add_argument("--boot", type=Path, required=True, help="a GatewayBoot document")
-    boot = GatewayBoot.model_validate_json(parser.parse_args().boot.read_bytes())
+    boot = read_boot(GatewayBoot, sys.argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     # uvicorn raises the signal again when it has stopped; then there is still a record to write.
     for number in (signal.SIGTERM, signal.SIGINT):

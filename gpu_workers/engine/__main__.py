@@ -6,18 +6,18 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 
 import torch
 import uvicorn
-from pydantic import ValidationError
 
 from gpu_workers.engine.server import EngineServer, create_app
 from gyre.contracts.errors import BadInput
-from gyre.contracts.processes import EngineBoot
+from gyre.contracts.processes import EngineBoot, read_boot
 
 log = logging.getLogger("gyre.engine")
+NUM_THREADS = 1
+"""Of torch on the CPU: trainer, harnesses and evaluators share its cores, and results repeat."""
 _LOOK_S = 0.5
 _SWITCH_S = 0.0005
 """The decode loop takes the interpreter lock hundreds of times a step; at Python's default of 5 ms a
@@ -50,24 +50,8 @@ def end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def read_boot(path: Path) -> EngineBoot:
-    """Raises BadInput with the key that is wrong."""
-    try:
-        boot = EngineBoot.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(f"boot file {path}: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"boot file {path}: {where}: {first['msg']}") from None
-    for key, least in (("max_batch", 1), ("num_threads", 1), ("context_tokens", 2)):
-        if getattr(boot, key) < least:
-            raise BadInput(f"boot file {path}: {key} must be at least {least}, not {getattr(boot, key)}")
-    return boot
-
-
 def serve(boot: EngineBoot) -> None:
-    torch.set_num_threads(boot.num_threads)
+    torch.set_num_threads(NUM_THREADS)
     sys.setswitchinterval(_SWITCH_S)
     server = EngineServer(boot)
     config = uvicorn.Config(
@@ -83,15 +67,16 @@ def serve(boot: EngineBoot) -> None:
 
 def main() -> int:
     started_by = os.getppid()
+    boot = read_boot(EngineBoot, sys.argv)
     parser = argparse.ArgumentParser(description="the embedded engine")
-    parser.add_argument("--boot", type=Path, required=True, help="EngineBoot as JSON")
+    parser.add_argument("--boot", help="EngineBoot as JSON")
     parser.add_argument("--parent", type=int, default=started_by, help="exit when this process ends")
     given = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     if given.parent > 1:  # A daemon's parent is init, which does not end.
         end_with_parent(given.parent)
     try:
-        serve(read_boot(given.boot))
+        serve(boot)
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,9 +1,9 @@
 """``python -m gpu_workers.trainer --boot FILE``: one rank of a cell's trainer."""
 
-import argparse
 import ctypes
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -18,17 +18,17 @@ from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.server import CommandServer
 from gpu_workers.trainer.trainer import Trainer, read_config
 from gyre.contracts.ids import CellId
-from gyre.contracts.processes import TrainerBoot
+from gyre.contracts.processes import TrainerBoot, read_boot
 from gyre.settings import Services
 from gyre.store import BlobStore
 
 PR_SET_PDEATHSIG = 1
+NUM_THREADS = 1
+"""Of torch on the CPU: engine, harnesses and evaluators share its cores, and results repeat."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--boot", type=Path, required=True)
-    boot = TrainerBoot.model_validate_json(parser.parse_args().boot.read_text())
+    boot = read_boot(TrainerBoot, sys.argv)
     die_with_parent()
     with ending_at_once():
         run_rank(boot)
@@ -43,7 +43,7 @@ def die_with_parent() -> None:
 
 def run_rank(boot: TrainerBoot) -> None:
     """Serve commands on rank 0, follow it on the others. Does not return."""
-    torch.set_num_threads(boot.num_threads)
+    torch.set_num_threads(NUM_THREADS)
     services = Services.model_validate(boot.services)
     database = connect(services.postgres_dsn, pool_size=2)
     config = read_config(database, boot.run)

@@ -4,21 +4,45 @@
 documents as JSON, mode 0600 (it carries the services' credentials). Nothing else is passed.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gyre.contracts.errors import BadInput
 
 B = TypeVar("B", bound=BaseModel)
 
 
 def read_boot(kind: type[B], arguments: Sequence[str]) -> B:
-    """The boot document named by ``--boot FILE`` on a command line. Raises SystemExit with one sentence."""
+    """The boot document named by ``--boot FILE`` on a command line; other arguments are left alone.
+
+    Where there is none that is valid: one sentence on stderr and SystemExit with code 2.
+    """
+    try:
+        return _read(kind, _boot_file(arguments))
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _boot_file(arguments: Sequence[str]) -> Path:
     if "--boot" not in arguments[:-1]:
-        raise SystemExit(f"usage: {arguments[0]} --boot FILE")
-    path = Path(arguments[list(arguments).index("--boot") + 1])
-    return kind.model_validate_json(path.read_text())
+        raise BadInput(f"usage: {arguments[0]} --boot FILE")
+    return Path(arguments[list(arguments).index("--boot") + 1])
+
+
+def _read(kind: type[B], path: Path) -> B:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"boot file {path}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"boot file {path}: {where}: {first['msg']}") from None
 
 
 class Boot(BaseModel):
@@ -78,9 +102,8 @@ class EngineBoot(BaseModel):
     epoch: int
     dtype: str = "float32"
     device: str = "cpu"
-    context_tokens: int = 2048
-    max_batch: int = 32
-    num_threads: int = 1
+    context_tokens: int = Field(default=2048, ge=2)
+    max_batch: int = Field(default=32, ge=1)
     weight_version: int = 0
     """Version of the weights at ``model_path``; later ones come by ``/pull_weights``."""
 
@@ -92,7 +115,6 @@ class TrainerBoot(Boot):
     epoch: int
     socket: str
     """Unix socket of rank 0: one JSON command a line, one JSON answer a line (TrainerCommand)."""
-    num_threads: int = 1
     rank: int = 0
     world_size: int = 1
     rendezvous: str = ""

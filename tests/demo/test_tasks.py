@@ -102,5 +102,5 @@ def test_written_split_is_what_a_run_loads(tmp_path: Path) -> None:
     tasks.write_split(tmp_path, (WORD, "bidul"))
     loaded = load_tasks(tmp_path)
     assert [task.name for task in loaded] == ["bidul", WORD]
-    assert loaded[1].instruction == tasks.instruction(WORD)
-    assert not loaded[1].environment.exists()
+    assert (loaded[1].path / "instruction.md").read_text() == tasks.instruction(WORD)
+    assert not (loaded[1].path / "environment").exists()

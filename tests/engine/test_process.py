@@ -1,6 +1,5 @@
 """The engine as a process: it ends with its parent, keeps what was sampled, and refuses a bad boot file."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3ForCausalLM
 
-from gpu_workers.engine.__main__ import read_boot
 from gpu_workers.engine.build import read_model
 from gpu_workers.engine.conformance import Engine
 from gyre.contracts.errors import BadInput
@@ -70,26 +68,6 @@ def test_terminate_answers_with_what_was_sampled(
     assert process.wait(30) == -signal.SIGTERM
     assert last.finish == "abort"
     assert len(last.ids) == len(last.logprobs) > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"port": "x"}, "port: Input should be a valid integer"),
-        ({"what": 1}, "what: Extra inputs are not permitted"),
-        ({"max_batch": 0}, "max_batch"),
-    ],
-)
-def test_bad_boot_names_the_key(tmp_path: Path, change: dict[str, object], sentence: str) -> None:
-    file = tmp_path / "boot.json"
-    file.write_text(json.dumps({"model_path": "m", "port": 1, "epoch": 1} | change))
-    with pytest.raises(BadInput, match=sentence):
-        read_boot(file)
-
-
-def test_no_boot_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="No such file"):
-        read_boot(tmp_path / "none")
 
 
 @pytest.mark.parametrize(("dtype", "device"), [("int4", "cpu"), ("float32", "tpu")])
