@@ -34,7 +34,7 @@ def app() -> typer.Typer:
 def started(copied: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
     """The small run as one that was started from the state directory of this test."""
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path))
-    ensure_run(StateDir(tmp_path), RUN, copied, 1, 1)
+    ensure_run(StateDir(tmp_path), RUN, copied, 0, 1, 1)
     return copied
 
 
@@ -57,7 +57,7 @@ def test_a_violation_is_told_and_exits_with_1(started: Services, app: typer.Type
 
 def test_postgres_out_of_reach_is_one_sentence(started: Services, app: typer.Typer, tmp_path: Path) -> None:
     nowhere = started.model_copy(update={"postgres_dsn": "postgresql://u:p@127.0.0.1:1/gyre"})
-    ensure_run(StateDir(tmp_path), RUN, nowhere, 1, 1)
+    ensure_run(StateDir(tmp_path), RUN, nowhere, 0, 1, 1)
     result = CliRunner().invoke(app, [RUN])
     assert isinstance(result.exception, BadInput)
     assert str(result.exception).startswith("Postgres cannot be read")
@@ -66,7 +66,7 @@ def test_postgres_out_of_reach_is_one_sentence(started: Services, app: typer.Typ
 
 def test_s3_out_of_reach_is_one_sentence(started: Services, app: typer.Typer, tmp_path: Path) -> None:
     nowhere = started.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
-    ensure_run(StateDir(tmp_path), RUN, nowhere, 1, 1)
+    ensure_run(StateDir(tmp_path), RUN, nowhere, 0, 1, 1)
     result = CliRunner().invoke(app, [RUN])
     assert isinstance(result.exception, BadInput)
     assert str(result.exception).startswith("S3 at http://127.0.0.1:1 cannot be read")

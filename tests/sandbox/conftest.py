@@ -19,6 +19,7 @@ from sqlalchemy import Engine
 from gyre.sandbox import isolation
 from gyre.sandbox.attempts import HarnessSpec, HarnessStatus, Limits, kill, poll, start_or_attach
 from gyre.settings import Services
+from gyre.stack.programs import program
 from gyre.store.blobs import s3_client
 
 ISOLATED = isolation.probe() != isolation.PLAIN
@@ -178,7 +179,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = ["rclone", "serve", "s3", "--auth-key", "test,testsecret", "--addr", f"127.0.0.1:{port}"]
+    command = [
+        program("rclone"),
+        "serve",
+        "s3",
+        "--auth-key",
+        "test,testsecret",
+        "--addr",
+        f"127.0.0.1:{port}",
+    ]
     env = os.environ | {"RCLONE_CONFIG": str(folder / "none")}
     server = subprocess.Popen([*command, str(folder)], stderr=subprocess.DEVNULL, env=env)
     wait_until(lambda: _answers(port))
