@@ -15,17 +15,23 @@ from gyre.durable import client as durable
 from gyre.settings.state import state_dir
 from workflows.registry import WORKFLOWS
 
+LONGEST = 200
+"""Events; a small run's histories hold everything that a large one's do."""
 HISTORIES = Path(__file__).parent / "histories"
 
 
 async def export(address: str, run: str) -> None:
-    """One closed history a workflow type, the longest of the first hundred; this machine's name left out."""
+    """One closed history a workflow type, the longest that is short enough to commit.
+
+    This machine's name is left out.
+    """
     client = await durable.connect(address)
     HISTORIES.mkdir(exist_ok=True)
     for kind in (workflow.__name__ for workflow in WORKFLOWS):
         query = f"GyreRun = '{run}' AND WorkflowType = '{kind}' AND ExecutionStatus != 'Running'"
         found = [history async for history in client.list_workflows(query, limit=100).map_histories()]
-        longest = max(found, key=lambda history: len(history.events))
+        short = [history for history in found if len(history.events) <= LONGEST] or found
+        longest = max(short, key=lambda history: len(history.events))
         text = re.sub(re.escape(socket.gethostname().split(".")[0]), "localhost", longest.to_json())
         (HISTORIES / f"{kind}.json").write_text(json.dumps(json.loads(text), indent=1) + "\n")
         print(f"{kind}: {len(longest.events)} events of {longest.workflow_id}")
