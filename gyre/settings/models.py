@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gyre.contracts.errors import BadInput
 
@@ -10,6 +10,10 @@ MODEL_TYPES = ("qwen3",)
 """Architectures that engine, trainer and transfer agree on."""
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Of ``config.json``: what tensor parallelism cuts into equal parts."""
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""What the safetensors library takes at most."""
 
 
 def check_model(path: Path, context_tokens: int, tensor_parallel: int = 1) -> None:
@@ -42,25 +46,73 @@ def _check_division(config: dict[str, Any], tensor_parallel: int) -> None:
 
 
 def _check_weights(path: Path) -> None:
+    for name in _weight_files(path):
+        if not (path / name).is_file():
+            raise BadInput(f"model.path = '{path}': no {name} in it")
+        if problem := _safetensors_problem(path / name):
+            raise BadInput(f"{path / name}: {problem}")
+
+
+def _weight_files(path: Path) -> list[str]:
     index = path / "model.safetensors.index.json"
-    names = set(_read_json(index).get("weight_map", {}).values()) if index.exists() else {"model.safetensors"}
-    missing = sorted(str(name) for name in names if not (path / str(name)).is_file())
-    if missing:
-        raise BadInput(f"model.path = '{path}': no {missing[0]} in it")
+    if not index.exists():
+        return ["model.safetensors"]
+    files = _read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise BadInput(f"{index}: its weight_map names no file")
+    return sorted({str(name) for name in cast("dict[str, Any]", files).values()})
+
+
+def _safetensors_problem(path: Path) -> str | None:
+    """What is wrong with a safetensors file, told from its header and its size; None if nothing is.
+
+    The file is the header's length in 8 bytes, the header in JSON, and the tensors without a gap.
+    """
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            if not 0 < length <= min(num_bytes - LENGTH_BYTES, MAX_HEADER_BYTES):
+                return f"its {num_bytes} bytes are not a safetensors file, or it was cut short"
+            header = json.loads(file.read(length))
+        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return "its safetensors header cannot be read"
+    if not ends:
+        return "it holds no tensor"
+    wanted = LENGTH_BYTES + length + max(ends)
+    return None if wanted == num_bytes else f"it has {num_bytes} bytes where its header tells of {wanted}"
 
 
 def _check_tokenizer(path: Path) -> None:
     if not (path / "tokenizer.json").is_file():
         raise BadInput(f"model.path = '{path}': no tokenizer.json in it")
+    _load_tokenizer(path / "tokenizer.json")
     settings = _read_json(path / "tokenizer_config.json")
     if not settings.get("chat_template") and not (path / "chat_template.jinja").is_file():
         raise BadInput(f"model.path = '{path}': its tokenizer has no chat template")
 
 
+def _load_tokenizer(path: Path) -> None:
+    # Only who checks a model waits for the library.
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{path}: it is no tokenizer: {reason}") from None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadInput(f"model.path = '{path.parent}': no {path.name} in it") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise BadInput(f"{path}: it must hold a JSON object")
+    return cast("dict[str, Any]", document)

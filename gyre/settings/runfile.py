@@ -8,52 +8,59 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RUN_NAME
+from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 
 LONGEST_S = 30 * 24 * 3600
 """As long as the embedded Temporal keeps a history; also far below what a time-out can hold."""
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+Folder = Annotated[Path, Field(strict=False)]
+"""TOML has no type for a path: a string is taken."""
 ROUNDING = 1e-9
+MOST_BYTES = 1 << 50
+"""Of memory or disk; no machine has more, and it is far below what an rlimit can hold."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Strict: neither `true` nor "3" is a number. A whole number is still taken where a float is meant.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class RunSection(Section):
     name: str
     """Unique among the runs of one Postgres; also the Temporal workflow id's tail."""
-    seed: int = 0
-    updates: int = Field(default=20, ge=1)
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    updates: int = Field(default=20, ge=1, le=1_000_000)
     control: Literal["none", "permuted"] = "none"
     """``permuted`` trains on rewards shuffled between executions: a control that must not help."""
 
-    @model_validator(mode="after")
-    def _name_is_a_slug(self) -> "RunSection":
-        if not RUN_NAME.fullmatch(self.name):
-            raise ValueError("name must be 1 to 40 of a-z, 0-9 and '-', not starting with '-'")
-        return self
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_slug(cls, name: str) -> str:
+        if not RUN_NAME.fullmatch(name):
+            raise ValueError("a name must be 1 to 40 of a-z, 0-9 and '-', not starting with '-'")
+        return name
 
 
 class ModelSection(Section):
-    path: Path
+    path: Folder
     """A Hugging Face directory: config.json, safetensors, tokenizer with a chat template."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """In bfloat16 engine and trainer differ by about 0.01 a token, so that an execution of ten targets
     can pass the clip's 0.005 by rounding alone; from a hundred targets on it averages out."""
-    context_tokens: int = Field(default=2048, ge=16)
+    context_tokens: int = Field(default=2048, ge=16, le=1 << 24)
 
 
 class TasksSection(Section):
-    train: Path
+    train: Folder
     """A folder of Harbor-format task folders."""
-    heldout: Path | None = None
+    heldout: Folder | None = None
 
 
 class HarnessSection(Section):
@@ -66,11 +73,11 @@ class HarnessSection(Section):
 class SamplingSection(Section):
     """Sampling belongs to the run: what the harness asks for is recorded and ignored."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, le=100)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = -1
+    top_k: int = Field(default=-1, le=1 << 24)
     """The likeliest tokens that are sampled from; -1 for all of them."""
-    max_tokens: int = Field(default=512, ge=1)
+    max_tokens: int = Field(default=512, ge=1, le=1 << 24)
     """Upper bound for one call; a smaller bound of the harness is honoured."""
 
     @field_validator("top_k")
@@ -82,23 +89,23 @@ class SamplingSection(Section):
 
 
 class ScheduleSection(Section):
-    group_size: int = Field(default=8, ge=2)
+    group_size: int = Field(default=8, ge=2, le=4096)
     """N, executions of one task."""
-    groups_per_batch: int = Field(default=8, ge=1)
+    groups_per_batch: int = Field(default=8, ge=1, le=65_536)
     """B, groups per update."""
-    updates_per_burst: int = Field(default=1, ge=1)
+    updates_per_burst: int = Field(default=1, ge=1, le=1024)
     """mu, consecutive updates between two publications."""
-    extra_dispatch: float = Field(default=0.0, ge=0)
+    extra_dispatch: float = Field(default=0.0, ge=0, le=1024)
     """phi, extra dispatch in batches; phi*B must be whole."""
-    max_concurrent: int = Field(default=8, ge=1)
+    max_concurrent: int = Field(default=8, ge=1, le=65_536)
     """Executions one cell serves at once (C_e)."""
     supply_fraction: float = Field(default=1.0, gt=0)
     """rho_min: ready groups, in batches, that admission asks for; at most phi + mu are ever dispatched."""
     supply_hold_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
     """tau: how long the supply must hold without a break."""
-    max_trajectories: int = Field(default=5, ge=1)
+    max_trajectories: int = Field(default=5, ge=1, le=65_536)
     """J_max, trajectories taken from one execution."""
-    history_steps: int = Field(default=20, ge=1)
+    history_steps: int = Field(default=20, ge=1, le=1000)
     """Decisions after which the run's workflow continues in a new history."""
 
     @model_validator(mode="after")
@@ -120,13 +127,13 @@ class ScheduleSection(Section):
 
 
 class OptimizerSection(Section):
-    lr: float = Field(default=3e-4, gt=0)
+    lr: float = Field(default=3e-4, gt=0, le=10)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
-    micro_step_tokens: int = Field(default=8192, ge=16)
+    micro_step_tokens: int = Field(default=8192, ge=16, le=1 << 24)
     """Token budget of one packed micro-step."""
 
 
@@ -154,29 +161,29 @@ class LimitsSection(Section):
     snapshot_s: Seconds = 60
     evaluate_s: Seconds = 60
     total_s: Seconds = 1800
-    attempts: int = Field(default=3, ge=1)
-    evaluations: int = Field(default=3, ge=1)
+    attempts: int = Field(default=3, ge=1, le=1000)
+    evaluations: int = Field(default=3, ge=1, le=1000)
     """Evaluator attempts before the execution is excluded."""
-    memory_bytes: int = Field(default=2 << 30, ge=1 << 20)
-    processes: int = Field(default=256, ge=8)
-    workspace_bytes: int = Field(default=1 << 30, ge=1 << 10)
-    calls: int = Field(default=2000, ge=1)
-    concurrent_calls: int = Field(default=16, ge=1)
-    body_bytes: int = Field(default=32 << 20, ge=1 << 10)
+    memory_bytes: int = Field(default=2 << 30, ge=1 << 20, le=MOST_BYTES)
+    processes: int = Field(default=256, ge=8, le=1 << 22)
+    workspace_bytes: int = Field(default=1 << 30, ge=1 << 10, le=MOST_BYTES)
+    calls: int = Field(default=2000, ge=1, le=1_000_000)
+    concurrent_calls: int = Field(default=16, ge=1, le=65_536)
+    body_bytes: int = Field(default=32 << 20, ge=1 << 10, le=1 << 30)
 
 
 class CellsSection(Section):
     count: int = Field(default=1, ge=1, le=1)
     device: Literal["cpu", "cuda"] = "cpu"
-    data_parallel: int = Field(default=1, ge=1)
-    tensor_parallel: int = Field(default=1, ge=1)
-    engine_max_batch: int = Field(default=32, ge=1)
+    data_parallel: int = Field(default=1, ge=1, le=4096)
+    tensor_parallel: int = Field(default=1, ge=1, le=4096)
+    engine_max_batch: int = Field(default=32, ge=1, le=65_536)
     publish: Literal["retract", "in_place"] = "retract"
     """What a publication does to KV of requests in flight: recompute, or keep."""
 
 
 class HeldoutSection(Section):
-    samples: int = Field(default=0, ge=0)
+    samples: int = Field(default=0, ge=0, le=4096)
     """Rollouts of each held-out task before and after training, at the run's temperature."""
     greedy: bool = False
     """One more rollout of each held-out task at temperature 0."""
@@ -240,29 +247,38 @@ def load_run_file(path: Path) -> RunFile:
         document = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise BadInput(f"run file {path}: no such file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except IsADirectoryError:
+        raise BadInput(f"run file {path}: it is a folder; name the TOML file in it") from None
+    except OSError as error:
+        raise BadInput(f"run file {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadInput(f"run file {path}: {error}") from None
     try:
         parsed = RunFile.model_validate(document)
     except ValidationError as error:
-        raise BadInput(f"run file {path}: {_first_problem(error)}") from None
+        raise BadInput(f"run file {path}: {_problem(error)}") from None
+    # Not of the schema: the rows of a run that began before this was asked for are still read.
+    longest, context = parsed.sampling.max_tokens, parsed.model.context_tokens
+    if longest >= context:
+        raise BadInput(
+            f"run file {path}: sampling.max_tokens = {longest}: it must be below "
+            f"model.context_tokens = {context}, which holds the prompt too"
+        )
     return _absolute(parsed, path.resolve().parent)
 
 
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        section = RunFile.model_fields.get(str(first["loc"][0]))
-        known = _known_keys(section.annotation if section and len(first["loc"]) > 1 else RunFile)
-        return f"unknown key '{key}' (allowed: {', '.join(known)})"
-    if first["type"] == "missing":
-        return f"missing key '{key}'"
-    return f"{key} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+def _problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    if first["type"] != "extra_forbidden":
+        return first_problem(error)
+    section = RunFile.model_fields.get(str(first["loc"][0]))
+    known = _known_keys(section.annotation if section and len(first["loc"]) > 1 else RunFile)
+    return f"{first_problem(error)} (allowed: {', '.join(known)})"
 
 
-def _known_keys(model: Any) -> list[str]:
-    return sorted(getattr(model, "model_fields", RunFile.model_fields))
+def _known_keys(annotation: Any) -> list[str]:
+    models = [part for part in (annotation, *get_args(annotation)) if hasattr(part, "model_fields")]
+    return sorted(models[0].model_fields if models else RunFile.model_fields)
 
 
 def _absolute(parsed: RunFile, base: Path) -> RunFile:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gyre.contracts.errors import BadInput, GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
 from gyre.settings import Services
+from tests.settings.model_folder import write_model
 
 Gyre = Callable[..., tuple[int, str, str]]
 RUN_FILE = """
@@ -25,16 +27,11 @@ updates = {updates}
 [model]
 path = "model"
 context_tokens = {context_tokens}
+[sampling]
+max_tokens = 64
 [tasks]
 train = "tasks"
 """
-CONFIG = {
-    "model_type": "qwen3",
-    "max_position_embeddings": 512,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 12,
-}
 UNREACHABLE = """
 [services]
 temporal_address = "127.0.0.1:1"
@@ -48,12 +45,8 @@ s3_secret_key = "secret"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run file with a model and a task that pass every check."""
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path / ".gyre"))
-    model, task = tmp_path / "model", tmp_path / "tasks" / "one"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(CONFIG))
-    (model / "model.safetensors").touch()
-    (model / "tokenizer.json").touch()
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    write_model(tmp_path / "model")
+    task = tmp_path / "tasks" / "one"
     (task / "tests").mkdir(parents=True)
     (task / "instruction.md").write_text("do it")
     (task / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt")
@@ -87,6 +80,11 @@ def _with(name: str, text: str) -> Callable[[Path], None]:
     return write
 
 
+def _same_task_in_both_splits(folder: Path) -> None:
+    shutil.copytree(folder / "tasks" / "one", folder / "heldout" / "other")
+    write_run_file(folder, more='heldout = "heldout"\n')
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -102,6 +100,7 @@ def _with(name: str, text: str) -> Callable[[Path], None]:
         (lambda folder: write_run_file(folder, more="[model2]\n"), "unknown key 'model2'"),
         (lambda folder: write_run_file(folder, updates=0), "run.updates = 0"),
         (lambda folder: write_run_file(folder, more='heldout = "tasks"\n'), "rename one of them"),
+        (_same_task_in_both_splits, "'other' of tasks.heldout is 'one' of tasks.train"),
         (
             lambda folder: write_run_file(folder, more="[cells]\ntensor_parallel = 4\n"),
             "cells.tensor_parallel = 4 does not divide the model's num_key_value_heads = 2",

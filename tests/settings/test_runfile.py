@@ -38,6 +38,15 @@ def load(folder: Path, more: str, name: str = "r") -> RunFile:
         ("optimizer", "beta2 = -0.1"),
         ("optimizer", "eps = 0.0"),
         ("loss", "weight_cap = inf"),
+        ("schedule", "group_size = true"),
+        ("schedule", 'group_size = "8"'),
+        ("schedule", "groups_per_batch = 8.0"),
+        ("schedule", "group_size = 1000000"),
+        ("limits", "memory_bytes = 9223372036854775807"),
+        ("limits", "harness_s = true"),
+        ("limits", 'harness_s = "60"'),
+        ("loss", "normalise_std = 1"),
+        ("sampling", "max_tokens = 2048"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_key(tmp_path: Path, section: str, line: str) -> None:
@@ -58,9 +67,35 @@ def test_a_supply_that_can_never_be_met_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_with_a_newline_is_no_name(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="name must be 1 to 40"):
+    with pytest.raises(BadInput, match=r"run\.name = .* a name must be 1 to 40"):
         load(tmp_path, "", name="r\\n")
 
 
 def test_a_limited_top_k_is_taken(tmp_path: Path) -> None:
     assert load(tmp_path, "[sampling]\ntop_k = 20\n").sampling.top_k == 20
+
+
+@pytest.mark.parametrize("line", ["updates = 1000001", "seed = -1", "seed = 9223372036854775808"])
+def test_a_run_has_bounds_too(tmp_path: Path, line: str) -> None:
+    (tmp_path / "run.toml").write_text(HEAD.format(name="r").replace("[model]", f"{line}\n[model]"))
+    with pytest.raises(BadInput, match=rf"run\.{line}: "):
+        load_run_file(tmp_path / "run.toml")
+
+
+def test_a_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "[limits]\nharness_s = 60\n[sampling]\ntemperature = 1\n")
+    assert (loaded.limits.harness_s, loaded.sampling.temperature) == (60.0, 1.0)
+    assert RunFile.model_validate(loaded.resolved()).fingerprint() == loaded.fingerprint()
+
+
+def test_a_bad_name_is_shown_alone(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"toml: run\.name = 'Qa 1/\.\./x': a name must be"):
+        load(tmp_path, "", name="Qa 1/../x")
+
+
+def test_what_is_no_run_file_is_one_plain_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="it is a folder"):
+        load_run_file(tmp_path)
+    (tmp_path / "run.toml").write_text("run = 3\n")
+    with pytest.raises(BadInput, match="run = 3: it must be a section"):
+        load_run_file(tmp_path / "run.toml")
