@@ -51,7 +51,8 @@ def resume_point(session: Session, execution: ExecutionId, host: str, max_attemp
         return state.model_copy(update={"snapshot_id": snapshot, "next_evaluation": number})
     number = last.number + 1 if last else 1
     if last is not None and _num_failed(session, execution) >= max_attempts:
-        return _state(last, execution, "exhausted")
+        worked = _any_worked(session, execution)
+        return _state(last, execution, "exhausted").model_copy(update={"worked": worked})
     return _state(attempts.open_attempt(session, execution, number, host), execution, "provision")
 
 
@@ -63,6 +64,20 @@ def _num_failed(session: Session, execution: ExecutionId) -> int:
         Attempt.end_reason != EndReason.CANCELLED,
     )
     return session.scalar(query) or 0
+
+
+def _any_worked(session: Session, execution: ExecutionId) -> bool:
+    ended = (EndReason.EXITED, EndReason.TIME_LIMIT)
+    called = (
+        select(ModelCall.id)
+        .join(Attempt, Attempt.id == ModelCall.attempt_id)
+        .where(
+            Attempt.execution_id == execution,
+            Attempt.end_reason.in_(ended),
+            ModelCall.status == CallStatus.COMMITTED,
+        )
+    )
+    return session.scalars(called.limit(1)).first() is not None
 
 
 def _state(last: Attempt | None, execution: ExecutionId, stage: str) -> AttemptState:

@@ -74,6 +74,7 @@ class Rollout:
             state = await self._open()
             if state.stage == "exhausted":
                 self._failure = self._failure or state.failure
+                self._worked = self._worked or state.worked
                 break
             if state.stage == "terminal":
                 # Folding never changes a terminal execution: this only reads what was committed.

@@ -130,6 +130,8 @@ class AttemptState(Message):
     stage: Literal["provision", "snapshot", "evaluate", "exhausted", "terminal"]
     failure: str | None = None
     """Of the last attempt, when the budget of attempts is exhausted."""
+    worked: bool = False
+    """Some attempt's harness ran to its end, though nothing of it could be scored."""
     snapshot_id: str | None = None
     next_evaluation: int = 1
 

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -78,6 +78,30 @@ def test_c11_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
         seal(database, state.attempt_id, "sandbox: gone")
     last = resume(database, execution)
     assert (last.stage, last.failure) == ("exhausted", "sandbox: gone")
+
+
+def test_work_that_could_not_be_saved_is_not_forgotten(database: Engine, execution: ExecutionId) -> None:
+    """A workflow that starts afresh must exclude such an execution, not call it a complete failure."""
+    state = resume(database, execution, budget=1)
+    attempt = AttemptId(state.attempt_id)
+    seal(database, attempt, "snapshot: disk full")
+    assert not resume(database, execution, budget=1).worked
+    with transaction(database) as session:
+        values = {"attempt_id": attempt, "execution_id": execution, "run_id": "r", "index": 0}
+        session.add(
+            ModelCall(
+                id=call_id(attempt, 0),
+                **values,
+                status="committed",
+                committed_at=func.now(),
+                dialect="openai",
+                request_key="k",
+                requested={},
+                sampling={},
+            )
+        )
+    after = resume(database, execution, budget=1)
+    assert (after.stage, after.worked) == ("exhausted", True)
 
 
 def test_an_interruption_costs_no_attempt(database: Engine, execution: ExecutionId) -> None:
