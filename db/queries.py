@@ -57,7 +57,7 @@ class RunSummary:
     dispositions: dict[str, int]
     """Terminal executions of every purpose."""
     running: int
-    """Executions in progress, of every purpose."""
+    """Executions in progress, of every purpose; none once the run has ended, whatever rows it left."""
 
 
 def summarise(session: Session, run: str) -> RunSummary | None:
@@ -79,8 +79,12 @@ def summarise(session: Session, run: str) -> RunSummary | None:
         mean_reward=newest_mean[0] if newest_mean else None,
         account=_account(session, run),
         dispositions={each.value: dispositions.get(each.value, 0) for each in Disposition},
-        running=_count(session, Execution.status, Execution.run_id == run).get(ExecutionStatus.RUNNING, 0),
+        running=0 if row.status in run_state.TERMINAL else _num_running(session, run),
     )
+
+
+def _num_running(session: Session, run: str) -> int:
+    return _number(session, Execution, Execution.run_id == run, Execution.status == ExecutionStatus.RUNNING)
 
 
 def _records(session: Session, query: Executable) -> list[Record]:
@@ -134,8 +138,8 @@ def mean_rewards(session: Session, run: str, last: int | None = None) -> list[fl
     return [float(mean) for mean in session.scalars(query)]
 
 
-def checks(session: Session, summary: RunSummary) -> dict[str, bool]:
-    """Invariants that rows alone can show; those about an end hold trivially before it."""
+def checks(session: Session, summary: RunSummary) -> dict[str, bool | None]:
+    """Invariants that rows alone can show; None for one about an end that the run has not come to."""
     ended, run = summary.status in run_state.TERMINAL, summary.run
     finished = summary.status == RunStatus.FINISHED
     account = summary.account
@@ -151,9 +155,9 @@ def checks(session: Session, summary: RunSummary) -> dict[str, bool]:
     )
     return {
         "account_balances": account["dispatched"] == parts,
-        "every_execution_disposed": not finished or undisposed == 0,
-        "every_attempt_sealed": not finished or open_attempts == 0,
-        "no_call_in_flight": not ended or in_flight == 0,
+        "every_execution_disposed": undisposed == 0 if finished else None,
+        "every_attempt_sealed": open_attempts == 0 if finished else None,
+        "no_call_in_flight": in_flight == 0 if ended else None,
         "every_version_stored": _num_unstored_versions(session, run) == 0,
     }
 

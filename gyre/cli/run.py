@@ -15,7 +15,7 @@ from gyre import stack
 from gyre.cli import launch, show, temporal
 from gyre.cli.output import AsJson, print_json, stderr
 from gyre.cli.reading import reading, reading_run, run_name
-from gyre.contracts.errors import BadInput
+from gyre.contracts.errors import GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
 from gyre.settings.services import Services
@@ -78,7 +78,7 @@ def _look(services: Services, name: RunId) -> RunSummary:
     with reading(services) as session:
         summary = queries.summarise(session, name)
     if summary is None:
-        raise BadInput(f"run '{name}' is gone from Postgres")
+        raise GyreError(f"run '{name}' is gone from Postgres")
     return summary
 
 

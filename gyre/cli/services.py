@@ -7,6 +7,8 @@ from gyre.cli.output import AsJson, print_json, print_rows, stderr
 from gyre.settings.services import Services
 from gyre.settings.state import state_dir
 
+UNKEPT = "what is not kept was left by a keeper that is gone; `gyre up` keeps it again"
+
 
 def up(as_json: AsJson = False) -> None:
     """Start the embedded services: Temporal, Postgres and S3. What runs already is left alone."""
@@ -44,9 +46,12 @@ def down(as_json: AsJson = False) -> None:
 def ps(as_json: AsJson = False) -> None:
     """Show what runs here, and what has trouble doing so."""
     found = stack.status(state_dir())
-    rows = [process.model_dump() for process in found.processes] if found else []
+    lost = stack.unkept(state_dir())
+    rows = [process.model_dump() for process in [*(found.processes if found else []), *lost]]
     if as_json:
         print_json({"keeper_pid": found.keeper_pid if found else None, "processes": rows})
         return
     columns = ("name", "state", "pid", "ports", "restarts", "detail")
     print_rows(rows, columns, empty="nothing runs; `gyre up` starts the services")
+    if lost:
+        print("the keeper is gone; `gyre up` brings it back" if found is None else UNKEPT)

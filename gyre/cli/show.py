@@ -18,6 +18,8 @@ from gyre.settings.state import state_dir
 Run = Annotated[str, typer.Argument(help="The run's name.")]
 KEYS = ("run", "status", "updates", "policy_version", "account", "dispositions")
 """Of RunSummary, in ``show --json``; ``checks`` follows. """
+ANSWERS = {True: "yes", False: "[bold red]NO[/]", None: "-"}
+"""To whether a check holds; None where it does not apply yet."""
 
 
 def runs(as_json: AsJson = False) -> None:
@@ -62,7 +64,7 @@ def print_document(values: dict[str, Any]) -> None:
     for key in ("account", "dispositions"):
         table.add_row(key, ", ".join(f"{count} {name}" for name, count in values[key].items()))
     for name, holds in values["checks"].items():
-        table.add_row(name.replace("_", " "), "yes" if holds else "[bold red]NO[/]")
+        table.add_row(name.replace("_", " "), ANSWERS[holds])
     stdout().print(table)
 
 

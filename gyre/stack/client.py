@@ -5,11 +5,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import gyre
 from gyre.contracts.errors import BadInput, GyreError
 from gyre.settings.services import Services
-from gyre.stack.control import Status, ask
+from gyre.stack.control import ProcessStatus, Status, ask
 from gyre.stack.files import StateDir
 from gyre.stack.identity import identify, is_alive
 from gyre.stack.ledger import Ledger
@@ -29,11 +30,21 @@ def ensure_up(state_dir: Path) -> Services:
     Calling it again is cheap. Raises BadInput with one sentence when a service cannot be started.
     """
     state = _ensure_keeper(state_dir)
-    _ask(state, "start_services", timeout_s=SERVICES_S)
+    try:
+        _ask(state, "start_services", timeout_s=SERVICES_S)
+    except BadInput as error:
+        raise BadInput(f"{error}{_still_up(state_dir)}") from None
     record = read_record(state)
     if record is None:
         raise GyreError(f"{state.services} went away while the services started")
     return record.services()
+
+
+def _still_up(state_dir: Path) -> str:
+    """What a start that failed leaves running, in brackets; empty if that is nothing."""
+    found = status(state_dir)
+    names = [each.name for each in found.processes if each.pid is not None] if found else []
+    return f" (running: {', '.join(sorted(names))}; `gyre down` stops that)" if names else ""
 
 
 def down(state_dir: Path) -> bool:
@@ -41,10 +52,8 @@ def down(state_dir: Path) -> bool:
 
     False if nothing was running.
     """
-    state = StateDir(state_dir.absolute())
-    if not state.processes.exists() or (
-        status(state_dir) is None and not Ledger(state.processes).any_alive()
-    ):
+    state = StateDir.at(state_dir)
+    if not state.processes.exists() or not _is_anything_up(state):
         return False
     _ensure_keeper(state_dir)  # the keeper may have been killed, and its processes need one to end them
     told = status(state_dir)
@@ -58,7 +67,7 @@ def down(state_dir: Path) -> bool:
 
 def status(state_dir: Path) -> Status | None:
     """What the keeper says; None when none runs."""
-    state = StateDir(state_dir.absolute())
+    state = StateDir.at(state_dir)
     if not state.root.exists():
         return None
     try:
@@ -67,12 +76,47 @@ def status(state_dir: Path) -> Status | None:
         return None
 
 
+def unkept(state_dir: Path) -> list[ProcessStatus]:
+    """Processes that a killed keeper left and no keeper has taken over, by name."""
+    state, found = StateDir.at(state_dir), status(state_dir)
+    kept = {process.name for process in found.processes} if found else set[str]()
+    return [
+        ProcessStatus(
+            name=name,
+            state="not kept",
+            pid=process.pid,
+            ports=[],
+            restarts=0,
+            detail="the keeper is gone",
+            log=str(_log_of(state, name)),
+        )
+        for name, process in sorted(Ledger(state.processes).living().items())
+        if name not in kept
+    ]
+
+
+def _log_of(state: StateDir, name: str) -> Path:
+    run, _, process = name.rpartition("/")
+    return (state.run(run) if run else state.logs) / f"{process}.log"
+
+
+def is_down(state_dir: Path, services: Services) -> bool:
+    """Whether ``services`` are the embedded ones and `gyre down` has stopped them."""
+    state = StateDir.at(state_dir)
+    record = read_record(state)
+    return record is not None and record.services() == services and not _is_anything_up(state)
+
+
+def _is_anything_up(state: StateDir) -> bool:
+    return status(state.root) is not None or Ledger(state.processes).any_alive()
+
+
 def services_of(state_dir: Path, run: str | None = None) -> Services:
     """Addresses of the services that ``run`` uses, or of the embedded ones.
 
     Raises BadInput when nothing was ever started here.
     """
-    state = StateDir(state_dir.absolute())
+    state = StateDir.at(state_dir)
     started = read_run(state, run) if run else None
     if started is not None:
         return started.services
@@ -86,7 +130,7 @@ def services_of(state_dir: Path, run: str | None = None) -> Services:
 
 def all_services(state_dir: Path) -> list[Services]:
     """Every set of services that runs of this state directory use, the embedded one first."""
-    state = StateDir(state_dir.absolute())
+    state = StateDir.at(state_dir)
     record = read_record(state)
     found = [record.services()] if record else []
     for run in read_runs(state):
@@ -123,9 +167,11 @@ def start_run(
 
 
 def stop_run(state_dir: Path, run: str) -> None:
-    """End the processes of a run, harnesses included. No keeper, or no such run: nothing to do."""
-    if status(state_dir) is not None:
-        _ask(StateDir(state_dir.absolute()), "stop_run", timeout_s=120.0, run=run)
+    """End the processes of a run, harnesses included. Nothing runs, or no such run: nothing to do."""
+    state = StateDir.at(state_dir)
+    if _is_anything_up(state):
+        _ensure_keeper(state_dir)  # the keeper may have been killed, and its processes need one to end them
+        _ask(state, "stop_run", timeout_s=120.0, run=run)
 
 
 def _ask(state: StateDir, command: str, *, timeout_s: float, **arguments: object) -> None:
@@ -138,7 +184,7 @@ def _ask(state: StateDir, command: str, *, timeout_s: float, **arguments: object
 
 
 def _ensure_keeper(state_dir: Path) -> StateDir:
-    state = StateDir(state_dir.absolute())
+    state = StateDir.at(state_dir)
     if status(state_dir) is not None:
         return state
     state.make()
@@ -155,7 +201,7 @@ def _spawn_keeper(state: StateDir) -> None:
     """Return when it has gone into the background, or has found that another keeper is there."""
     source = str(Path(gyre.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    with (state.logs / "keeper.log").open("ab") as log:
+    with _open_log(state) as log:
         result = subprocess.run(
             [sys.executable, "-m", "gyre.stack.keeper", "--state-dir", str(state.root)],
             cwd="/",
@@ -167,3 +213,11 @@ def _spawn_keeper(state: StateDir) -> None:
         )
     if result.returncode != 0:
         raise GyreError(f"the keeper could not be started: see {state.logs}/keeper.log")
+
+
+def _open_log(state: StateDir) -> BinaryIO:
+    path = state.logs / "keeper.log"
+    try:
+        return path.open("ab")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror}") from None

@@ -18,6 +18,16 @@ class StateDir:
 
     root: Path
 
+    @classmethod
+    def at(cls, path: Path) -> "StateDir":
+        """Of ``path``, perhaps not made yet. Raises BadInput where no such directory can be."""
+        root = path.absolute()
+        try:
+            root.exists()
+        except OSError as error:
+            raise BadInput(f"state directory {root}: {error.strerror}") from None
+        return cls(root)
+
     @property
     def services(self) -> Path:
         return self.root / "services.json"
@@ -58,12 +68,14 @@ class StateDir:
         return short_socket(self.root / "keeper.sock")
 
     def make(self) -> None:
-        """Make the directories. Raises BadInput where they cannot be made."""
+        """Make the directories. Raises BadInput where they cannot be made or written."""
         try:
             for folder in (self.root, self.logs, self.temporal, self.s3, self.runs):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"state directory {self.root}: {error.strerror}") from None
+        if not os.access(self.root, os.W_OK):
+            raise BadInput(f"state directory {self.root} cannot be written")
 
 
 def short_socket(path: Path) -> Path:

@@ -33,7 +33,11 @@ class Ledger:
         return entry if entry is not None and is_alive(entry.process) else None
 
     def any_alive(self) -> bool:
-        return any(is_alive(entry.process) for entry in self._entries.values())
+        return bool(self.living())
+
+    def living(self) -> dict[str, ProcessIdentity]:
+        """Name -> process, of those that still live."""
+        return {name: entry.process for name, entry in self._entries.items() if is_alive(entry.process)}
 
     def drain(self) -> list[ProcessIdentity]:
         """Forget every entry; the processes among them that still live."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, update
 
-from db.models import QueryGroup, Run
+from db.models import Execution, QueryGroup, Run
 from db.session import transaction
 from tests.cli.conftest import ROLLOUT, RUN
 
@@ -24,7 +24,13 @@ def test_show_has_its_stable_keys(gyre: Gyre) -> None:
     ]  # fmt: skip
     assert shown["account"] == {"dispatched": 1, "trained": 1, "ready": 0, "running": 0, "dropped": 0}
     assert shown["dispositions"] == {"scored": 1, "placeholder": 1, "excluded": 0}
-    assert all(shown["checks"].values())
+    assert shown["checks"] == {
+        "account_balances": True,
+        "every_execution_disposed": None,
+        "every_attempt_sealed": None,
+        "no_call_in_flight": None,
+        "every_version_stored": True,
+    }
     assert shown["mean_reward"] == 0.25
 
 
@@ -35,9 +41,26 @@ def test_a_lost_group_unbalances_the_account(gyre: Gyre, populated: Engine) -> N
     assert json.loads(out)["checks"]["account_balances"] is False
 
 
-def test_a_finished_run_with_an_undisposed_rollout_shows_it(gyre: Gyre, populated: Engine) -> None:
-    from db.models import Execution
+def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, populated: Engine) -> None:
+    def set_status(status: str) -> None:
+        with transaction(populated) as session:
+            session.execute(update(Run).values(status=status))
 
+    with transaction(populated) as session:
+        session.execute(
+            update(Execution).values(status="running", disposition=None, reward_id=None, detail=None)
+        )
+    set_status("running")
+    assert json.loads(gyre("show", RUN, "--json")[1])["running"] == 2
+    set_status("stopped")
+    shown = json.loads(gyre("show", RUN, "--json")[1])
+    assert shown["running"] == 0
+    assert shown["checks"]["every_execution_disposed"] is None
+    lines = [line.split() for line in gyre("show", RUN)[1].splitlines()]
+    assert ["every", "execution", "disposed", "-"] in lines
+
+
+def test_a_finished_run_with_an_undisposed_rollout_shows_it(gyre: Gyre, populated: Engine) -> None:
     with transaction(populated) as session:
         session.execute(update(Run).values(status="finished"))
         session.execute(
@@ -94,6 +117,15 @@ def test_json_rows(gyre: Gyre) -> None:
     [
         (("show", "nobody"), "gyre: no services in"),
         (("tree", "seen"), "names no rollout"),
+        (("show", "\udcff"), "no run '\\udcff'"),
+        (("show", "../seen"), "no run '../seen'"),
+        (("groups", "a" * 300), "no run 'aaaa"),
+        (("audit", "../seen"), "no run '../seen'"),
+        (("calls", "x/../seen/group/0/rollout/0"), "names no rollout"),
+        (("tree", "Seen/group/0/rollout/0"), "no run 'Seen'"),
+        (("tree", f"{ROLLOUT}/nothing"), "names no rollout"),
+        (("calls", f"{ROLLOUT}/attempt/7"), f"no attempt '{ROLLOUT}/attempt/7'"),
+        (("tree", f"{ROLLOUT}/attempt/0/node/99"), f"no node '{ROLLOUT}/attempt/0/node/99'"),
         (("calls", f"{RUN}/group/9/rollout/9"), "no rollout 'run/seen/group/9/rollout/9'"),
         (("shwo", RUN), "did you mean `gyre show`?"),
         (("show",), "Missing argument"),

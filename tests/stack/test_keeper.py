@@ -86,7 +86,9 @@ def test_a_port_that_another_process_took_is_told_in_one_sentence(state_dir: Pat
     stack.down(state_dir)
     port = int(services.temporal_address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(BadInput, match=rf"port {port} .* temporal .* another process"):
+        with pytest.raises(
+            BadInput, match=rf"port {port} .* temporal .* another process.*running: postgres, s3; `gyre down`"
+        ):
             stack.ensure_up(state_dir)
         status = stack.status(state_dir)
         assert status is not None

@@ -1,0 +1,68 @@
+"""A resume that is refused leaves the rows as they were."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from db import run_state, runs
+from db.session import connect, transaction
+from gyre.cli import launch
+from gyre.contracts.errors import BadInput
+from gyre.contracts.lifecycle import RunStatus
+from gyre.settings import Services
+from gyre.settings.runfile import load_run_file
+from gyre.stack.files import StateDir
+from gyre.stack.runs import RunRecord, write_run
+
+
+def checked_run(folder: Path, name: str) -> launch.CheckedRun:
+    """A run over no task and a model that nobody reads."""
+    file = folder / "run.toml"
+    file.write_text(
+        f'[run]\nname = "{name}"\nupdates = 1\n'
+        '[model]\npath = "model"\ncontext_tokens = 1024\n[tasks]\ntrain = "tasks"\n'
+    )
+    return launch.CheckedRun(load_run_file(file), train=[], heldout=[])
+
+
+def test_a_run_that_is_not_there_cannot_be_resumed(
+    tmp_path: Path, postgres_dsn: str, database: Engine
+) -> None:
+    services = Services(
+        temporal_address="127.0.0.1:1", postgres_dsn=postgres_dsn, s3_access_key="k", s3_secret_key="s"
+    )
+    with pytest.raises(BadInput, match="no run 'r' to resume"):
+        launch.record(checked_run(tmp_path, "r"), services, resume=True)
+    with transaction(database) as session:
+        assert runs.find(session, "r") is None
+
+
+@pytest.mark.parametrize(("end", "failure"), [(RunStatus.STOPPED, None), (RunStatus.FAILED, "no luck")])
+def test_a_refused_resume_leaves_the_run_as_it_had_ended(
+    tmp_path: Path, services: Services, short_folder: Path, end: RunStatus, failure: str | None
+) -> None:
+    checked = checked_run(tmp_path, f"refused-{end}")
+    launch.record(checked, services, resume=False)
+    engine = connect(services.postgres_dsn)
+    with transaction(engine) as session:
+        run_state.advance_status(session, checked.name, end, failure=failure)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        record = RunRecord(
+            run=checked.name,
+            services=services,
+            harness_slots=1,
+            evaluate_slots=1,
+            gateway_port=taken.getsockname()[1],
+            engine_port=1,
+            wanted=False,
+        )
+        write_run(StateDir(short_folder / ".gyre"), record)
+        with pytest.raises(BadInput, match="is used by another process"):
+            launch.launch(checked, short_folder / ".gyre", resume=True)
+    with transaction(engine) as session:
+        row = runs.find(session, checked.name)
+        assert row is not None
+        assert (row.status, row.failure) == (end, failure)
+    engine.dispose()
