@@ -11,10 +11,13 @@ from rich.progress import Progress as ProgressBar
 from rich.progress import TaskID
 from sqlalchemy.exc import OperationalError
 
+from db import runs
+from db.session import connect, transaction
 from gyre.audit.report import render
+from gyre.audit.selection import MAX_TOKENS
 from gyre.audit.trees import Progress
-from gyre.audit.witness import MAX_TOKENS, audit_run
 from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import RUN_NAME
 from gyre.settings.services import Services
 from gyre.settings.state import state_dir
 from gyre.stack import services_of
@@ -28,7 +31,14 @@ def audit(
 ) -> None:
     """Recount a run from its rows, weights and histories; exit 0 if it is clean, 1 if not."""
     name = run.removeprefix("run/")
+    if not RUN_NAME.fullmatch(name):
+        raise BadInput(f"no run {name[:60]!r} (`gyre runs` lists them)")
     services = services_of(state_dir(), name)
+    with _reachable(services):
+        _require_run(services, name)
+    # Only now, because torch takes seconds to load.
+    from gyre.audit.witness import audit_run
+
     with _progress_on_stderr() as progress, _reachable(services):
         report = audit_run(services, name, max_tokens=max_tokens, seed=seed, progress=progress)
     if as_json:
@@ -36,6 +46,16 @@ def audit(
     else:
         Console().print(render(report))
     raise typer.Exit(0 if report.clean else 1)
+
+
+def _require_run(services: Services, name: str) -> None:
+    engine = connect(services.postgres_dsn, pool_size=1)
+    try:
+        with transaction(engine) as session:
+            if runs.find(session, name) is None:
+                raise BadInput(f"no run '{name}' (`gyre runs` lists them)")
+    finally:
+        engine.dispose()
 
 
 @contextmanager

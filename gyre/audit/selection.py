@@ -5,6 +5,9 @@ from collections import defaultdict
 
 from db.audit import SpanRow
 
+MAX_TOKENS = 20_000
+"""Sampled tokens to recompute: minutes on two cores for a small model, far above what a mean needs."""
+
 
 def choose_calls(spans: list[SpanRow], max_tokens: int, seed: int) -> set[str]:
     """Ids of calls that give each policy version an equal share of ``max_tokens`` sampled tokens.

@@ -10,7 +10,7 @@ from gyre.audit.findings import Findings
 from gyre.audit.history import largest_payload_bytes
 from gyre.audit.objects import Bucket
 from gyre.audit.report import MAX_PAYLOAD_BYTES, AuditReport
-from gyre.audit.selection import choose_calls
+from gyre.audit.selection import MAX_TOKENS, choose_calls
 from gyre.audit.training import check_batches, count_gradients
 from gyre.audit.trees import Progress, walk_trees
 from gyre.audit.versions import check_snapshots, check_versions
@@ -18,9 +18,6 @@ from gyre.audit.waterlevel import count_waterlevel
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId
 from gyre.settings.services import Services
-
-MAX_TOKENS = 20_000
-"""Sampled tokens to recompute: minutes on two cores for a small model, far above what a mean needs."""
 
 
 def silent(what: str, done: int, total: int) -> None:

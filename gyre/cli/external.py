@@ -30,7 +30,7 @@ def prepare(services: Services) -> None:
 
 
 def _prepare_postgres(services: Services) -> None:
-    where = services.postgres_dsn.rpartition("@")[2]
+    where = services.postgres_dsn.rpartition("@")[2].partition("?")[0]  # both may hold a password
     try:
         psycopg.connect(services.postgres_dsn, connect_timeout=5).close()
         migrate.upgrade(services.postgres_dsn)

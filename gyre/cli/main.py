@@ -1,9 +1,10 @@
 """``gyre COMMAND``. Each command lives in a module of its own that is imported when it is called."""
 
+import functools
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 COMMANDS = {
@@ -26,8 +27,15 @@ DONE, FAILED, BAD_INPUT = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0 done, 1 the run failed, 2 bad usage or bad configuration."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command and exit: 0 done, 1 the run failed or Ctrl-C, 2 bad usage or bad configuration."""
+    try:
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # while the command was imported, say, which takes seconds
+        print("gyre: interrupted", file=sys.stderr)
+        sys.exit(FAILED)
+
+
+def _run(given: list[str]) -> None:
     if not given or given[0] in ("-h", "--help"):
         print(usage())
         sys.exit(DONE if given else BAD_INPUT)
@@ -65,15 +73,28 @@ def _call(name: str, arguments: list[str]) -> None:
     from gyre.contracts.errors import BadInput, GyreError
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name)(getattr(importlib.import_module(COMMANDS[name][0]), name))
+    app.command(name)(_interruptible(getattr(importlib.import_module(COMMANDS[name][0]), name)))
     try:
         app(args=arguments, prog_name=f"gyre {name}")
     except GyreError as error:
         print(f"gyre: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT if isinstance(error, BadInput) else FAILED)
-    except KeyboardInterrupt:
-        print("gyre: interrupted", file=sys.stderr)
-        sys.exit(FAILED)
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with Ctrl-C as an error of ours: typer would make it an exit code of its own."""
+    import typer
+
+    from gyre.contracts.errors import GyreError
+
+    @functools.wraps(command)
+    def run(*arguments: object, **options: object) -> None:
+        try:
+            command(*arguments, **options)
+        except (KeyboardInterrupt, typer.Abort):
+            raise GyreError("interrupted") from None
+
+    return run
 
 
 def program() -> None:

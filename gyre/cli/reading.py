@@ -1,37 +1,56 @@
 """Opens the database of a run for reading, and resolves the names that people type."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from db import queries
+from db import names, queries
 from db.session import connect, transaction
 from gyre import stack
 from gyre.contracts.errors import BadInput
-from gyre.contracts.ids import RunId, execution_of, run_of
+from gyre.contracts.ids import RUN_NAME, RunId, execution_of, run_of
 from gyre.settings.services import Services
 from gyre.settings.state import state_dir
 
+NUMBER = "[0-9]{1,9}"
+ROLLOUT = re.compile(
+    f"run/(?P<run>[^/]+)/group/{NUMBER}/rollout/{NUMBER}"
+    f"(?:/attempt/{NUMBER}(?:/(?:call|node)/{NUMBER}|/snapshot)?|/evaluation/{NUMBER}(?:/reward)?)?"
+)
+"""A rollout or what is below one."""
+LONGEST = 60
+"""Characters of a mistyped name that are shown."""
+
 
 def run_name(text: str) -> RunId:
-    """``demo`` or ``run/demo``."""
-    return RunId(text.removeprefix("run/"))
+    """``demo`` or ``run/demo``. Raises BadInput for what can be no run's name."""
+    name = text.removeprefix("run/")
+    if not RUN_NAME.fullmatch(name):
+        raise BadInput(f"no run {_shown(name)} (`gyre runs` lists them)")
+    return RunId(name)
 
 
 def rollout_name(text: str) -> str:
-    """The rollout that an id names: with or without ``run/``, and ids below it count as its own.
+    """The full id of a rollout or of something below one, which may be typed without ``run/``.
 
-    Raises BadInput for anything that names no rollout.
+    Raises BadInput for anything else.
     """
     full = text if text.startswith("run/") else f"run/{text}"
-    try:
-        return execution_of(full)
-    except ValueError:
+    found = ROLLOUT.fullmatch(full)
+    if found is None:
         raise BadInput(
-            f"'{text}' names no rollout (they look like NAME/group/0/rollout/0: `gyre rollouts NAME`)"
-        ) from None
+            f"{_shown(text)} names no rollout (they look like NAME/group/0/rollout/0: `gyre rollouts NAME`)"
+        )
+    run_name(found["run"])
+    return full
+
+
+def _shown(text: str) -> str:
+    """In quotes, with what cannot be printed escaped."""
+    return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
 
 
 @contextmanager
@@ -59,9 +78,15 @@ def reading_run(name: RunId) -> Generator[Session]:
 
 @contextmanager
 def reading_rollout(text: str) -> Generator[tuple[Session, str]]:
-    """A session on the database that holds the rollout, and its full id."""
-    rollout = rollout_name(text)
+    """A session on the database that holds the rollout, and its full id; ids below it count as its own.
+
+    Raises BadInput where the rollout, or what is named below it, is not there.
+    """
+    name = rollout_name(text)
+    rollout = execution_of(name)
     with reading_run(run_of(rollout)) as session:
         if not queries.execution_exists(session, rollout):
             raise BadInput(f"no rollout '{rollout}' (`gyre rollouts {run_of(rollout)}` lists them)")
+        if name != rollout and not names.exists(session, name):
+            raise BadInput(f"no {names.kind_of(name)} '{name}' (`gyre calls {rollout}` lists what there is)")
         yield session, rollout

@@ -26,11 +26,20 @@ POLL_S = 0.25
 @asynccontextmanager
 async def connected(services: Services) -> AsyncGenerator[Client]:
     """A client. Raises BadInput when the server is not there or goes away."""
+    where = f"services.temporal_address: Temporal at {services.temporal_address}"
     try:
-        yield await connect(services.temporal_address, services.temporal_namespace)
-    except (RPCError, RuntimeError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise BadInput(f"Temporal at {services.temporal_address} cannot be used: {reason}") from error
+        client = await connect(services.temporal_address, services.temporal_namespace)
+    except (RPCError, RuntimeError) as error:  # their text is the Rust client's, over several layers
+        raise BadInput(f"{where} does not answer") from error
+    except ValueError as error:
+        raise BadInput(f"{where} is no address: {error}") from error
+    try:
+        yield client
+    except RPCError as error:
+        if error.status == RPCStatusCode.UNAVAILABLE:
+            raise BadInput(f"{where} does not answer") from error
+        reason = (error.message.splitlines() or [error.status.name])[0][:200]
+        raise BadInput(f"{where} cannot be used: {reason}") from error
 
 
 async def start(services: Services, run: RunId) -> None:

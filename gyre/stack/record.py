@@ -5,6 +5,7 @@ import secrets
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gyre.contracts.errors import BadInput
+from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 from gyre.stack.files import StateDir, write_private
 from gyre.stack.ports import HOST, choose_port
@@ -42,7 +43,9 @@ def read_record(state: StateDir) -> ServicesRecord | None:
         return ServicesRecord.model_validate_json(state.services.read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
+    except ValidationError as error:
+        raise BadInput(f"{state.services} cannot be read: {first_problem(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{state.services} cannot be read: {error}") from None
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId, cell_id
 from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot
+from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 from gyre.stack.files import StateDir, short_socket, write_private
 from gyre.stack.ports import HOST, accepts, choose_port
@@ -47,7 +48,9 @@ def read_run(state: StateDir, run: str) -> RunRecord | None:
         return RunRecord.model_validate_json(path.read_text())
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
+    except ValidationError as error:
+        raise BadInput(f"{path} cannot be read: {first_problem(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
 
 

@@ -50,7 +50,5 @@ def test_a_bad_form_names_its_key_and_no_password(tmp_path: Path, key: str, valu
 
 
 def test_an_unknown_key_is_told_the_keys_of_the_section(tmp_path: Path) -> None:
-    with pytest.raises(
-        BadInput, match=r"unknown key 'services\.port' \(allowed: postgres_dsn, s3_"
-    ):
+    with pytest.raises(BadInput, match=r"unknown key 'services\.port' \(allowed: postgres_dsn, s3_"):
         load(tmp_path, port="1")

@@ -1,0 +1,64 @@
+"""Ctrl-C at any moment is one line and exit code 1; what is looked up first is looked up first."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gyre.cli.main import COMMANDS
+from tests.cli.conftest import RUN
+
+Gyre = Callable[..., tuple[int, str, str]]
+WHILE_IMPORTED = "raise KeyboardInterrupt"
+WHILE_RUNNING = "def pressed(): raise KeyboardInterrupt"
+WHILE_ASKED = "import typer\ndef pressed(): raise typer.Abort"
+USAGE = "def pressed(number: int): pass"
+
+
+@pytest.fixture
+def pressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Makes ``gyre pressed`` a command with the given source."""
+
+    def write(source: str) -> None:
+        (tmp_path / "pressed_module.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "pressed_module", raising=False)
+        monkeypatch.setitem(COMMANDS, "pressed", ("pressed_module", "a command of this test"))
+
+    yield write
+    sys.modules.pop("pressed_module", None)
+
+
+@pytest.mark.parametrize("source", [WHILE_IMPORTED, WHILE_RUNNING, WHILE_ASKED])
+def test_an_interrupt_is_one_line(gyre: Gyre, pressed: Callable[[str], None], source: str) -> None:
+    pressed(source)
+    assert gyre("pressed") == (1, "", "gyre: interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("x",), ("1", "2"), ("1", "--wrong")])
+def test_usage_errors_still_exit_two(
+    gyre: Gyre, pressed: Callable[[str], None], arguments: tuple[str, ...]
+) -> None:
+    pressed(USAGE)
+    assert gyre("pressed", *arguments)[0] == 2
+    assert gyre("pressed", "1") == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["nobody", RUN])
+def test_audit_looks_for_the_run_before_it_loads_torch(state_dir: Path, name: str) -> None:
+    code = (
+        "import sys\nfrom gyre.cli.main import main\n"
+        "try: main(['audit', sys.argv[1]])\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, name],
+        env={**os.environ, "GYRE_STATE_DIR": str(state_dir)},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stdout) == (2, "False\n"), result.stderr
+    assert result.stderr.startswith("gyre: no ")
