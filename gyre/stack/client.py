@@ -87,7 +87,7 @@ def unkept(state_dir: Path) -> list[ProcessStatus]:
             pid=process.pid,
             ports=[],
             restarts=0,
-            detail="the keeper is gone",
+            detail="its keeper is gone",
             log=str(_log_of(state, name)),
         )
         for name, process in sorted(Ledger(state.processes).living().items())
