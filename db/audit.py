@@ -287,6 +287,11 @@ def freeze(session: Session) -> None:
     session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
 
+def has_run(session: Session, run: str) -> bool:
+    """Whether there is a run of that name at all."""
+    return session.execute(text("SELECT 1 FROM run WHERE id = :run"), {"run": run}).first() is not None
+
+
 def read_run(session: Session, run: str) -> RunRows | None:
     """The rows of a run, or None if there is no such run or it has no configuration."""
     head = session.execute(

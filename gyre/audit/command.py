@@ -11,7 +11,7 @@ from rich.progress import Progress as ProgressBar
 from rich.progress import TaskID
 from sqlalchemy.exc import OperationalError
 
-from db import runs
+from db import audit as rows
 from db.session import connect, transaction
 from gyre.audit.report import render
 from gyre.audit.selection import MAX_TOKENS
@@ -52,7 +52,7 @@ def _require_run(services: Services, name: str) -> None:
     engine = connect(services.postgres_dsn, pool_size=1)
     try:
         with transaction(engine) as session:
-            if runs.find(session, name) is None:
+            if not rows.has_run(session, name):
                 raise BadInput(f"no run '{name}' (`gyre runs` lists them)")
     finally:
         engine.dispose()
