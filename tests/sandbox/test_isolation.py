@@ -34,7 +34,7 @@ def test_only_the_workspace_and_named_system_folders_are_visible(attempts: Attem
     secret.write_text("do not read")
     secret.chmod(0o644)
     _, output = attempts.run(
-        f"cat {secret}; ls /; ls /root/.ssh /work /opt /home/* /etc/shadow /sys; echo; ls -a ~ 2>&1"
+        f"cat {secret}; ls /; ls /root/.ssh /srv /opt /home/* /etc/shadow /sys; echo; ls -a ~ 2>&1"
     )
     assert "do not read" not in output
     top = set(re.findall(r"^\w+$", output.split("\n\n")[0], re.M))
