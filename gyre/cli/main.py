@@ -20,6 +20,7 @@ COMMANDS = {
     "rollouts": ("gyre.cli.show", "the rollouts of a run"),
     "calls": ("gyre.cli.rollout", "the model calls of a rollout"),
     "tree": ("gyre.cli.rollout", "the token tree of a rollout"),
+    "bench": ("gyre.cli.bench", "measure a timing claim: tree, gateway"),
     "audit": ("gyre.audit.command", "recount a run from its rows, weights and histories"),
 }
 """Name -> (module, help). The function has the command's name."""
