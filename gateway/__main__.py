@@ -24,6 +24,7 @@ from gateway.service import Policy, Service
 from gateway.store import Store
 from gyre.contracts.ids import RunId
 from gyre.contracts.processes import GatewayBoot, read_boot
+from gyre.settings.harnesses import role_rules
 
 STORE_THREADS = 8
 BACKLOG = 2048
@@ -72,6 +73,7 @@ def policy_of(config: dict[str, Any]) -> Policy:
         max_calls=limits["calls"],
         max_concurrent_calls=limits["concurrent_calls"],
         max_body_bytes=limits["body_bytes"],
+        roles=role_rules(config["harness"]["name"]),
     )
 
 

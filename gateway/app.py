@@ -97,7 +97,8 @@ def _guarded(dialect: Dialect, handler: Handler) -> Handler:
 
 async def _answer(service: Service, dialect: Dialect, request: Request, ping_s: float) -> Delivery:
     attempt, asked = await _asked(service, dialect, request)
-    call = await service.open_call(attempt, asked, dialect, call_role(request.headers, asked))
+    role = call_role(service.policy.roles, request.headers, asked)
+    call = await service.open_call(attempt, asked, dialect, role)
     return Delivery(
         dialect=dialect,
         call=call,

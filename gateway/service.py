@@ -24,6 +24,7 @@ from gyre.contracts.engine import SamplingParams
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import AttemptId, call_id
 from gyre.contracts.lifecycle import Purpose
+from gyre.contracts.roles import RoleRule
 from gyre.contracts.tokens import attempt_of_token
 from gyre.trajectory.answers import parse_answer
 from gyre.trajectory.arrays import as_ids, ids_sha256
@@ -47,6 +48,8 @@ class Policy:
     max_calls: int
     max_concurrent_calls: int
     max_body_bytes: int
+    roles: tuple[RoleRule, ...]
+    """Of the run's harness."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gyre.contracts.errors import BadInput
+from gyre.contracts.roles import RoleRule
 from gyre.sandbox import isolation
 from gyre.sandbox.attempts import REPOSITORY, HarnessSpec, Limits
 
@@ -48,6 +49,8 @@ class Adapter(BaseModel):
     binary: str | None = None
     """A program found by the option ``binary`` or on PATH; its folder is mounted."""
     limit_address_space: bool = True
+    roles: tuple[RoleRule, ...] = ()
+    """What each model call is for: the first rule that holds, else ``main``. Read by the gateway."""
 
 
 @dataclass(frozen=True)

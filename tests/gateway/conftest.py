@@ -125,8 +125,9 @@ def world(
     return made
 
 
-def add_run(session: Session, model_dir: Path, engine_url: str, **limits: int) -> None:
+def add_run(session: Session, model_dir: Path, engine_url: str, harness: str = "tiny", **limits: int) -> None:
     resolved = {
+        "harness": {"name": harness},
         "model": {"path": str(model_dir), "context_tokens": 200_000},
         "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 500},
         "limits": {"calls": 2000, "concurrent_calls": 16, "body_bytes": 1 << 20} | limits,

@@ -1,28 +1,63 @@
-"""What a call is for."""
+"""What a request shows of its purpose; what each harness shows is tested with the real programs."""
+
+from pathlib import Path
 
 import pytest
 
 from gateway.roles import call_role
-from gyre.trajectory.dialects import from_anthropic
+from gyre.contracts.errors import BadInput
+from gyre.contracts.roles import RoleRule
+from gyre.sandbox import adapters
+from gyre.settings import harnesses
+from gyre.trajectory.dialects import from_openai
 
-CLAUDE = {"x-claude-code-session-id": "s"}
-SUBAGENT = CLAUDE | {"x-claude-code-agent-id": "a"}
-SUMMARY = "Your task is to create a detailed summary of the conversation so far."
+SHELL = {"type": "function", "function": {"name": "shell", "parameters": {}}}
+
+
+def asked(*messages: tuple[str, str], tools: bool = True):
+    said = [{"role": role, "content": text} for role, text in messages]
+    return from_openai({"model": "m", "messages": said, "tools": [SHELL] if tools else []})
 
 
 @pytest.mark.parametrize(
-    ("headers", "text", "tools", "role"),
+    ("conditions", "held"),
     [
-        ({}, "x", False, "main"),
-        (CLAUDE, "x", True, "main"),
-        (CLAUDE, "x", False, "side"),
-        (CLAUDE, SUMMARY, True, "main_summary"),
-        (SUBAGENT, "x", True, "subagent"),
-        (SUBAGENT, SUMMARY, True, "subagent_summary"),
-        ({"x-session-affinity": "s", "x-parent-session-id": "p"}, "x", True, "subagent"),
+        ({"headers": {"x-agent": True}}, True),
+        ({"tools": True, "offers": "shell"}, True),
+        ({"lacks": "shell"}, False),
+        ({"system_contains": "two"}, True),
+        ({"system_contains": "late"}, False),
+        ({"last_contains": "go on"}, True),
+        ({"last_contains": "begin"}, False),
     ],
 )
-def test_roles(headers: dict[str, str], text: str, tools: bool, role: str) -> None:
-    listed = [{"name": "t", "input_schema": {}}] if tools else []
-    body = {"model": "m", "messages": [{"role": "user", "content": text}], "tools": listed}
-    assert call_role(headers, from_anthropic(body)) == role
+def test_evidence_of_a_request(conditions: dict, held: bool) -> None:
+    request = asked(
+        ("system", "one"), ("developer", "two"), ("user", "begin"), ("system", "late"), ("user", "go on")
+    )
+    role = call_role([RoleRule(role="side", **conditions)], {"x-agent": "1"}, request)
+    assert role == ("side" if held else "main")
+
+
+def test_only_a_users_last_message_counts() -> None:
+    rules = [RoleRule(role="main_summary", last_contains="sum up")]
+    assert call_role(rules, {}, asked(("user", "sum up"), ("assistant", "sum up"))) == "main"
+
+
+@pytest.mark.parametrize("path", sorted(adapters.CATALOGUE.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_gateway_reads_the_rules_that_the_catalogue_has(path: Path) -> None:
+    assert harnesses.role_rules(path.stem) == adapters.load_adapter(path.stem).roles
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "cannot be read"), ("x =", "not TOML"), ('[[roles]]\nrole = "boss"', "roles: 0.role = 'boss'")],
+)
+def test_rules_that_cannot_be_read_are_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / "odd.toml").write_text(text)
+    monkeypatch.setattr(harnesses, "CATALOGUE", tmp_path)
+    with pytest.raises(BadInput, match=said):
+        harnesses.role_rules("odd")

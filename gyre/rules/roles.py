@@ -1,0 +1,43 @@
+"""What a model call is for, by the rules of its harness. Roles: QwenGyre (arXiv 2609.33848)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gyre.contracts.roles import Role, RoleRule
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a request shows of its purpose."""
+
+    headers: Mapping[str, str]
+    """Names are lower-case."""
+    tools: Sequence[str]
+    """Names of the tools it offers."""
+    system_text: str
+    last_user_text: str
+    """Of the last message, if it is a user's; else empty."""
+
+
+def role_of(rules: Iterable[RoleRule], evidence: Evidence) -> Role:
+    """The role of the first rule that holds; ``main`` if none does."""
+    main: Role = "main"
+    return next((rule.role for rule in rules if holds(rule, evidence)), main)
+
+
+def holds(rule: RoleRule, evidence: Evidence) -> bool:
+    """Whether every condition of the rule is met."""
+    return (
+        all(_header(evidence.headers.get(name), wanted) for name, wanted in rule.headers.items())
+        and rule.tools in (None, bool(evidence.tools))
+        and (rule.offers is None or rule.offers in evidence.tools)
+        and (rule.lacks is None or rule.lacks not in evidence.tools)
+        and (rule.system_contains or "") in evidence.system_text
+        and (rule.last_contains or "") in evidence.last_user_text
+    )
+
+
+def _header(value: str | None, wanted: bool | str) -> bool:
+    if isinstance(wanted, bool):
+        return wanted == (value is not None)
+    return value is not None and wanted in value

@@ -1,0 +1,73 @@
+"""What a call is for follows from rules that are data."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gyre.contracts.roles import ROLES, RoleRule
+from gyre.rules.roles import Evidence, holds, role_of
+
+SHOWN = Evidence({"x-kind": "b=2;a=1"}, ["shell", "agent"], "You are a robot.", "Sum up.")
+words = st.text("abc", max_size=3)
+evidences = st.builds(Evidence, st.dictionaries(words, words), st.lists(words), words, words)
+rules = st.builds(
+    RoleRule,
+    role=st.sampled_from(ROLES),
+    headers=st.dictionaries(words, st.booleans() | words, max_size=2),
+    tools=st.none() | st.booleans(),
+    offers=st.none() | words,
+    lacks=st.none() | words,
+    system_contains=st.none() | words,
+    last_contains=st.none() | words,
+)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "held"),
+    [
+        ({}, True),
+        ({"headers": {"x-kind": True}}, True),
+        ({"headers": {"x-kind": False}}, False),
+        ({"headers": {"x-other": True}}, False),
+        ({"headers": {"x-other": False}}, True),
+        ({"headers": {"x-kind": "a=1"}}, True),
+        ({"headers": {"x-kind": "a=2"}}, False),
+        ({"headers": {"x-other": ""}}, False),
+        ({"headers": {"x-kind": True, "x-other": True}}, False),
+        ({"tools": True}, True),
+        ({"tools": False}, False),
+        ({"offers": "agent"}, True),
+        ({"offers": "edit"}, False),
+        ({"lacks": "agent"}, False),
+        ({"lacks": "edit"}, True),
+        ({"system_contains": "a robot"}, True),
+        ({"system_contains": "A robot"}, False),
+        ({"last_contains": "Sum"}, True),
+        ({"last_contains": "robot"}, False),
+        ({"last_contains": "Sum", "tools": False}, False),
+    ],
+)
+def test_each_condition(conditions: dict[str, Any], held: bool) -> None:
+    assert holds(RoleRule(role="side", **conditions), SHOWN) is held
+
+
+@given(st.lists(rules, max_size=6), evidences)
+def test_the_first_rule_that_holds_decides(given_rules: list[RoleRule], shown: Evidence) -> None:
+    held = [rule.role for rule in given_rules if holds(rule, shown)]
+    assert role_of(given_rules, shown) == (held[0] if held else "main")
+
+
+@given(st.lists(rules, max_size=4), evidences)
+def test_a_rule_without_conditions_is_the_last_word(given_rules: list[RoleRule], shown: Evidence) -> None:
+    assert role_of([RoleRule(role="side"), *given_rules], shown) == "side"
+
+
+@pytest.mark.parametrize(
+    "bad", [{"role": "boss"}, {"role": "side", "tool": "x"}, {"role": "side", "tools": 1}]
+)
+def test_a_misspelt_rule_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RoleRule.model_validate(bad)
