@@ -21,8 +21,10 @@ class Evidence:
 
 def role_of(rules: Iterable[RoleRule], evidence: Evidence) -> Role:
     """The role of the first rule that holds; ``main`` if none does."""
-    main: Role = "main"
-    return next((rule.role for rule in rules if holds(rule, evidence)), main)
+    for rule in rules:
+        if holds(rule, evidence):
+            return rule.role
+    return "main"
 
 
 def holds(rule: RoleRule, evidence: Evidence) -> bool:
