@@ -1,0 +1,181 @@
+"""What harnesses say, a few realistic requests of each dialect: the fuzz test changes them.
+
+A dialect is data: its requests, how its refusals are read, and how a conversation goes on.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One dialect. ``requests`` are (path, body); bodies are never changed in place."""
+
+    name: str
+    requests: tuple[tuple[str, Body], ...]
+    ends: tuple[bytes, ...]
+    """What the last event of a stream contains, well or badly ended."""
+    sentence: Callable[[Any], str]
+    """The sentence of a refusal. Raises KeyError, TypeError or AssertionError where the shape is another."""
+    follow: Callable[[Body, Any], Body]
+    """The next request of the harness, from the last one and its answer; raises what the shape above does."""
+
+
+SYSTEM = "You are a careful engineer. Work in /workspace, run the tests, and say what you did. " * 6
+TASK = 'Fix the bug in "parse.py": `int("١٢")` must fail.\n\tThen run\r\nthe tests — 🍎 ñ.'
+LONG = "def f(x):\n    return [y for y in x if y]  # keep what is there\n" * 400
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "string", "description": "what to run"},
+        "timeout": {"type": "integer", "minimum": 1},
+        "files": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
+ARGUMENTS = {"command": 'grep -n "int(" parse.py', "timeout": 30, "files": ["a b", "ü"]}
+RESULT = "12:    return int(text)\n[exit 0]"
+
+
+def _anthropic() -> Spoken:
+    tools = [{"name": n, "description": f"{n} it", "input_schema": SCHEMA} for n in ("Bash", "Edit", "Read")]
+    cached = {"cache_control": {"type": "ephemeral"}}
+    base = {"model": "claude-x", "max_tokens": 60, "messages": [{"role": "user", "content": TASK}]}
+    blocks = [
+        {"type": "thinking", "thinking": "It is line 12.", "signature": "c2ln"},
+        {"type": "text", "text": "Let me look."},
+        {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": ARGUMENTS},
+        {"type": "tool_use", "id": "toolu_2", "name": "Read", "input": {}},
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": RESULT},
+        {
+            "type": "tool_result",
+            "tool_use_id": "toolu_2",
+            "content": [{"type": "text", "text": "no"}],
+            "is_error": True,
+        },
+        {"type": "text", "text": "<system-reminder>be brief</system-reminder>", **cached},
+    ]
+    spoken = [{"role": "user", "content": TASK}, {"role": "assistant", "content": blocks}]
+    full = base | {
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=ab1;"},
+            {"type": "text", "text": SYSTEM, **cached},
+        ],
+        "tools": tools,
+        "messages": [*spoken, {"role": "user", "content": results}],
+        "metadata": {"user_id": '{"session_id": "s"}'},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "temperature": 1,
+    }
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+    seen = base | {"messages": [{"role": "user", "content": [{"type": "text", "text": "See:"}, image]}]}
+    odd = base | {"messages": [*base["messages"], {"role": "system", "content": "a note"}]}
+    messages, counting = "/v1/messages?beta=true", "/v1/messages/count_tokens?beta=true"
+    uncounted = {name: value for name, value in full.items() if name not in ("max_tokens", "temperature")}
+    return Spoken(
+        "anthropic",
+        (
+            (messages, base),
+            (messages, full),
+            (messages, full | {"stream": True}),
+            (messages, base | {"stream": True, "system": SYSTEM, "stop_sequences": ["END"]}),
+            (messages, seen),
+            (messages, odd),
+            (messages, base | {"messages": [{"role": "user", "content": LONG}]}),
+            (counting, uncounted),
+        ),
+        ends=(b"event: message_stop", b"event: error"),
+        sentence=_anthropic_sentence,
+        follow=_anthropic_follow,
+    )
+
+
+def _anthropic_sentence(document: Any) -> str:
+    assert document["type"] == "error"
+    assert isinstance(document["error"]["type"], str)
+    return document["error"]["message"]
+
+
+def _anthropic_follow(body: Body, answer: Any) -> Body:
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": RESULT}
+        for block in answer["content"]
+        if block["type"] == "tool_use"
+    ]
+    said = {"role": "assistant", "content": answer["content"]}
+    return body | {"messages": [*body["messages"], said, {"role": "user", "content": results or "Go on."}]}
+
+
+def _openai() -> Spoken:
+    tools = [
+        {"type": "function", "function": {"name": n, "description": f"{n} it", "parameters": SCHEMA}}
+        for n in ("bash", "edit")
+    ]
+    user = {"role": "user", "content": TASK}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "bash", "arguments": json.dumps(ARGUMENTS)},
+    }
+    base = {"model": "gpt-x", "messages": [{"role": "system", "content": SYSTEM}, user], "max_tokens": 60}
+    full = {
+        "model": "gpt-x",
+        "messages": [
+            {"role": "developer", "content": [{"type": "text", "text": SYSTEM}]},
+            user,
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Line 12."},
+            {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
+            {"role": "assistant", "content": "Found it."},
+            {"role": "user", "content": [{"type": "text", "text": "Fix it."}, {"type": "text", "text": ""}]},
+        ],
+        "tools": tools,
+        "tool_choice": "auto",
+        "max_completion_tokens": 60,
+        "temperature": 0.2,
+        "n": 1,
+    }
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    seen = base | {"messages": [{"role": "user", "content": [{"type": "text", "text": "See:"}, image]}]}
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    path = "/v1/chat/completions"
+    return Spoken(
+        "openai",
+        (
+            (path, base),
+            (path, full),
+            (path, full | usage),
+            (path, base | {"stream": True, "stop": ["END"], "seed": 7}),
+            (path, seen),
+            (path, base | {"messages": [user, {"role": "user", "content": LONG}]}),
+        ),
+        ends=(b"data: [DONE]", b'data: {"error"'),
+        sentence=_openai_sentence,
+        follow=_openai_follow,
+    )
+
+
+def _openai_sentence(document: Any) -> str:
+    assert isinstance(document["error"]["type"], str)
+    return document["error"]["message"]
+
+
+def _openai_follow(body: Body, answer: Any) -> Body:
+    said = answer["choices"][0]["message"]
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": RESULT}
+        for call in said.get("tool_calls") or []
+    ]
+    return body | {
+        "messages": [*body["messages"], said, *(results or [{"role": "user", "content": "Go on."}])]
+    }
+
+
+DIALECTS = {spoken.name: spoken for spoken in (_anthropic(), _openai())}

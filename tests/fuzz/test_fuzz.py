@@ -1,0 +1,194 @@
+"""Ten thousand mutated requests in every dialect: no 5xx, no hang, no row that breaks an invariant.
+
+A share of them runs with every test run, from a fixed seed; `make soak` runs all, from a fresh one.
+What one request is follows from (seed, dialect, number), so a failure can be sent again.
+"""
+
+import json
+import os
+import random
+import secrets
+import zlib
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from db import attempts
+from db.models import Execution, ModelCall
+from db.session import transaction
+from gateway.attempts import load_state
+from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id
+from gyre.contracts.tokens import attempt_token
+from tests.fuzz.corpus import DIALECTS, Body, Spoken
+from tests.fuzz.invariants import violations
+from tests.fuzz.mutations import encoded, mutated, sending
+from tests.fuzz.speech import CarelessPolicy
+from tests.fuzz.wire import BOUND_S, Received, Sending, exchange
+from tests.gateway.conftest import SECRET, World, gateway_thread, wait_until
+from tests.gateway.scripted_engine import ScriptedEngine
+
+SHARE, ALL = 300, 10_000
+"""Requests a dialect."""
+FIXED_SEED = 20
+NUM_CLIENTS = 4
+CALLS_OF_AN_ATTEMPT = 150
+LONGEST_CONVERSATION = 10
+
+
+@dataclass
+class Client:
+    """Sends the requests of one share, one after the other, and says what was wrong with an answer."""
+
+    world: World
+    spoken: Spoken
+    seed: int
+    number: int
+    """Of this client; its requests are number, number + NUM_CLIENTS, ..."""
+    statuses: Counter[int] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    token: str = ""
+    conversation: tuple[str, Body] | None = None
+
+    def run(self, total: int) -> None:
+        for count, number in enumerate(range(self.number, total, NUM_CLIENTS)):
+            if count % CALLS_OF_AN_ATTEMPT == 0:
+                self.token = new_attempt(self.world, f"{self.spoken.name}-{self.number}-{count}")
+            self._one(number)
+
+    def _one(self, number: int) -> None:
+        draw = random.Random(f"{self.seed}:{self.spoken.name}:{number}")
+        path, body = self._said(draw)
+        changed = mutated(body, draw)
+        sent = sending(path, encoded(changed, draw), self.token, draw)
+        # A client that went comes back with the same request: a retry, which joins or is replayed.
+        repeats = 2 if sent.keep is not None else draw.choice((1,) * 15 + (2,))
+        for _ in range(repeats):
+            try:
+                received = exchange(self.world.port, sent)
+            except TimeoutError:
+                self._tell(number, sent, f"no answer within {BOUND_S:.0f} s")
+                continue
+            if received is not None:
+                self.statuses[received.status] += 1
+                if problem := wrong(self.spoken, sent, received):
+                    self._tell(number, sent, problem)
+                self._remember(path, changed, received)
+            sent.keep = None
+
+    def _said(self, draw: random.Random) -> tuple[str, Body]:
+        """Half of the requests go on with the conversation as it is."""
+        if self.conversation is not None and draw.random() < 0.5:
+            return self.conversation
+        return draw.choice(self.spoken.requests)
+
+    def _remember(self, path: str, body: Any, received: Received) -> None:
+        if received.status != 200 or not received.content_type.startswith("application/json"):
+            return
+        try:
+            follow = self.spoken.follow(body, json.loads(received.body))
+        except (KeyError, TypeError, IndexError, AttributeError):
+            return  # a count, or a body that was mutated beyond a conversation
+        short = len(json.dumps(follow)) < 100_000 and follow_length(follow) <= LONGEST_CONVERSATION
+        self.conversation = (path, follow) if short else None
+
+    def _tell(self, number: int, sent: Sending, problem: str) -> None:
+        head = f"seed {self.seed}, {self.spoken.name}, request {number}: {problem}"
+        self.problems.append(f"{head}\n    {sent.raw()[:1500]!r}")
+
+
+def follow_length(body: Body) -> int:
+    """Messages of a conversation, in whatever list the dialect keeps them."""
+    return max((len(value) for value in body.values() if isinstance(value, list)), default=0)
+
+
+def wrong(spoken: Spoken, sent: Sending, received: Received) -> str | None:
+    """What is wrong with an answer, or None."""
+    if not received.whole:
+        return f"status {received.status}: the answer was cut off"
+    if received.status >= 500:
+        return f"status {received.status}: {received.body[:300]!r}"
+    if received.status == 200 and "event-stream" in received.content_type:
+        last = received.body.rstrip().split(b"\n\n")[-1]
+        return None if any(end in last for end in spoken.ends) else f"the stream ends with {last[:200]!r}"
+    if received.status < 400 or sent.method == "HEAD" or received.status in OF_NO_DIALECT:
+        return None
+    return unclear(spoken, received.body)
+
+
+OF_NO_DIALECT = (404, 405, 307)
+"""Said by the router, which knows no dialect; 400 without JSON by the HTTP server."""
+
+
+def unclear(spoken: Spoken, body: bytes) -> str | None:
+    """Why a refusal is not one clear sentence in the dialect's shape, or None."""
+    if body == b"Invalid HTTP request received.":
+        return None
+    try:
+        sentence = spoken.sentence(json.loads(body))
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        return f"a refusal of another shape ({type(error).__name__}): {body[:300]!r}"
+    if not sentence or len(sentence) > 1000 or "\n" in sentence or "Traceback" in sentence:
+        return f"a refusal that is no sentence: {sentence[:300]!r}"
+    return None
+
+
+def new_attempt(world: World, name: str) -> str:
+    """The token of an open attempt of an execution of its own."""
+    index = zlib.crc32(name.encode()) >> 1
+    execution = ExecutionId(f"run/r/group/0/rollout/{index}")
+    with transaction(world.database) as session:
+        session.add(Execution(id=execution, group_id="run/r/group/0", run_id="r", index=index))
+        session.flush()
+        attempts.open_attempt(session, execution, 1, "here")
+    return attempt_token(SECRET, attempt_id(execution, 1))
+
+
+def settled(world: World) -> bool:
+    in_flight = select(ModelCall.id).where(ModelCall.status == "in_flight").limit(1)
+    return world.read(lambda s: s.scalar(in_flight)) is None
+
+
+def fuzz(world: World, engine: ScriptedEngine, spoken: Spoken, total: int, seed: int) -> Counter[int]:
+    """Send ``total`` requests; fails with what was wrong, ready to be sent again."""
+    engine.script, engine.requests = CarelessPolicy(), deque(maxlen=1)
+    clients = [Client(world, spoken, seed, number) for number in range(NUM_CLIENTS)]
+    with gateway_thread(world):
+        with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            list(pool.map(lambda client: client.run(total), clients))
+        wait_until(lambda: settled(world))
+    problems = [problem for client in clients for problem in client.problems]
+    statuses = sum((client.statuses for client in clients), Counter[int]())
+    with transaction(world.database) as session:
+        problems += violations(session, "r")
+    assert not problems, f"{len(problems)} problems of {total}, {statuses}:\n" + "\n".join(problems[:10])
+    return statuses
+
+
+def readable_again(world: World) -> int:
+    """Read every attempt as a restarted gateway would; how many tree nodes that gives."""
+    with transaction(world.database) as session:
+        names = session.scalars(select(ModelCall.attempt_id).distinct()).all()
+        return sum(len(load_state(session, AttemptId(name)).tree) for name in names)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_share_of_mutated_requests(world: World, engine: ScriptedEngine, dialect: str) -> None:
+    statuses = fuzz(world, engine, DIALECTS[dialect], SHARE, FIXED_SEED)
+    # Mutations that are all refused would prove nothing, and neither would harmless ones.
+    assert statuses[200] > SHARE / 6
+    assert statuses[400] > SHARE / 6
+    assert readable_again(world) > SHARE / 10
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_ten_thousand_mutated_requests(world: World, engine: ScriptedEngine, dialect: str) -> None:
+    seed = int(os.environ.get("GYRE_FUZZ_SEED") or secrets.randbelow(1 << 32))
+    statuses = fuzz(world, engine, DIALECTS[dialect], ALL, seed)
+    print(f"\n{dialect}: seed {seed}, {ALL} requests, answers by status {dict(sorted(statuses.items()))}")
+    assert readable_again(world) > ALL / 10
