@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.delivery import Delivery, send_error
-from gateway.dialects import AnthropicMessages, Dialect, OpenAIChat, Reply
+from gateway.dialects import AnthropicMessages, Dialect, OpenAIChat, OpenAIResponses, Reply
 from gateway.errors import ANSWERED, BodyTooLarge
 from gateway.roles import call_role
 from gateway.service import Service
@@ -21,7 +21,7 @@ from gyre.trajectory.canonical import CanonicalRequest
 from gyre.trajectory.dialects import parse_body
 
 log = logging.getLogger(__name__)
-ANTHROPIC, OPENAI = AnthropicMessages(), OpenAIChat()
+ANTHROPIC, OPENAI, RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -41,9 +41,16 @@ def create_app(service: Service, model: Path, ping_s: float) -> FastAPI:
         service.authenticate(presented_token(request))
         return JSONResponse(_model_list(model.name))
 
-    async def count(request: Request) -> Response:
-        attempt, asked = await _asked(service, ANTHROPIC, request)
-        return JSONResponse({"input_tokens": await service.count_tokens(attempt, asked)})
+    async def counted(dialect: Dialect, request: Request) -> int:
+        attempt, asked = await _asked(service, dialect, request)
+        return await service.count_tokens(attempt, asked)
+
+    async def count_messages(request: Request) -> Response:
+        return JSONResponse({"input_tokens": await counted(ANTHROPIC, request)})
+
+    async def count_responses(request: Request) -> Response:
+        num_tokens = await counted(RESPONSES, request)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def hello(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -53,7 +60,9 @@ def create_app(service: Service, model: Path, ping_s: float) -> FastAPI:
 
     routes("/v1/messages", answering(ANTHROPIC), ["POST"])
     routes("/v1/chat/completions", answering(OPENAI), ["POST"])
-    routes("/v1/messages/count_tokens", _guarded(ANTHROPIC, count), ["POST"])
+    routes("/v1/responses", answering(RESPONSES), ["POST"])
+    routes("/v1/messages/count_tokens", _guarded(ANTHROPIC, count_messages), ["POST"])
+    routes("/v1/responses/input_tokens", _guarded(RESPONSES, count_responses), ["POST"])
     routes("/v1/models", _guarded(OPENAI, models), ["GET"])
     routes("/api/hello", hello, ["GET", "HEAD"])
     app.add_route("/health", health, methods=["GET"])
@@ -102,7 +111,7 @@ async def _answer(service: Service, dialect: Dialect, request: Request, ping_s: 
     return Delivery(
         dialect=dialect,
         call=call,
-        reply=Reply(call.id, asked.model, call.num_input_tokens, int(time.time()), asked.include_usage),
+        reply=Reply(call.id, asked.model, call.num_input_tokens, int(time.time()), asked.echo),
         stream=asked.stream,
         ping_s=ping_s,
         on_delivered=lambda: service.delivered(attempt, call),

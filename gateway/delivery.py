@@ -37,21 +37,22 @@ class Delivery:
             self.on_delivered()
 
     async def _stream(self, send: Send, gone: "asyncio.Task[None]") -> bool:
-        await _head(send, 200, [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")])
-        await _body(send, self.dialect.start(self.reply), more=True)
+        stream = self.dialect.stream(self.reply)
+        await _head(send, 200, [(b"content-type", stream.content_type), (b"cache-control", b"no-cache")])
+        await _body(send, stream.start(), more=True)
         while not (ended := await self._wait(gone, self.ping_s)):
-            await _body(send, self.dialect.ping, more=True)
+            await _body(send, stream.ping, more=True)
         if gone in ended:
             return False
         assert self.call.task is not None
         if error := self.call.task.exception():
-            await _body(send, self.dialect.stream_error(status_of(error), error))
+            await _body(send, stream.error(status_of(error), error))
             return False
         finished = self.call.task.result()
-        await _body(send, self.dialect.content(self.reply, finished), more=True)
+        await _body(send, stream.content(finished), more=True)
         if gone.done():
             return False
-        await _body(send, self.dialect.end(self.reply, finished))
+        await _body(send, stream.end(finished))
         return True
 
     async def _whole(self, send: Send, gone: "asyncio.Task[None]") -> bool:

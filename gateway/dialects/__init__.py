@@ -1,7 +1,8 @@
 """The wire dialects: the same call in the words of each vendor."""
 
 from gateway.dialects.anthropic import AnthropicMessages
-from gateway.dialects.base import Dialect, Reply
+from gateway.dialects.base import Dialect, Reply, Stream
 from gateway.dialects.openai import OpenAIChat
+from gateway.dialects.responses import OpenAIResponses
 
-__all__ = ["AnthropicMessages", "Dialect", "OpenAIChat", "Reply"]
+__all__ = ["AnthropicMessages", "Dialect", "OpenAIChat", "OpenAIResponses", "Reply", "Stream"]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gyre.contracts.lifecycle import FinishReason
@@ -18,6 +18,11 @@ class Finished:
     finish_reason: FinishReason
     num_output_tokens: int
 
+    @property
+    def truncated(self) -> bool:
+        """Whether the client must know that the answer ran out of tokens: not if it may go on with calls."""
+        return self.finish_reason == FinishReason.LENGTH and not self.answer.tool_calls
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -28,7 +33,8 @@ class Reply:
     num_input_tokens: int
     created: int
     """Unix seconds."""
-    include_usage: bool
+    echo: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """CanonicalRequest.echo."""
 
 
 class Dialect(Protocol):
@@ -36,7 +42,6 @@ class Dialect(Protocol):
 
     name: str
     tool_prefix: str
-    ping: bytes
 
     def parse(self, body: Mapping[str, Any]) -> CanonicalRequest: ...
 
@@ -44,26 +49,66 @@ class Dialect(Protocol):
         """The answer of a call without ``stream``."""
         ...
 
-    def start(self, reply: Reply) -> bytes:
-        """The first event, sent before anything is sampled; its usage is right."""
-        ...
-
-    def content(self, reply: Reply, finished: Finished) -> bytes:
-        """All events but the last."""
-        ...
-
-    def end(self, reply: Reply, finished: Finished) -> bytes:
-        """The last event: only after it was written has the answer been delivered."""
+    def stream(self, reply: Reply) -> "Stream":
+        """A writer of one streamed answer."""
         ...
 
     def error(self, status: int, error: BaseException) -> tuple[int, dict[str, Any]]:
         """Status and body of a refused call."""
         ...
 
-    def stream_error(self, status: int, error: BaseException) -> bytes:
-        """The event that says so in the middle of a stream."""
-        ...
+
+class Stream:
+    """The events of one answer, in the order of the methods. What was said live is not said again."""
+
+    content_type = b"text/event-stream"
+    ping = b": ping\n\n"
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self._num_reasoning, self._num_text = 0, 0
+
+    def start(self) -> bytes:
+        """The first event, sent before anything is sampled; its usage is right where it has one."""
+        raise NotImplementedError
+
+    def say(self, reasoning: str, text: str) -> bytes:
+        """More reasoning, more text, in this order; either may be empty."""
+        raise NotImplementedError
+
+    def finish(self, finished: Finished) -> bytes:
+        """All that follows the text, but for the last event."""
+        raise NotImplementedError
+
+    def end(self, finished: Finished) -> bytes:
+        """The last event: only after it was written has the answer been delivered."""
+        raise NotImplementedError
+
+    def error(self, status: int, error: BaseException) -> bytes:
+        """The event that says so in the middle of a stream, instead of anything more."""
+        raise NotImplementedError
+
+    def live(self, reasoning: str, text: str) -> bytes:
+        """What of these, which only grow, was not said yet."""
+        more = reasoning[self._num_reasoning :], text[self._num_text :]
+        self._num_reasoning, self._num_text = len(reasoning), len(text)
+        return self.say(*more) if any(more) else b""
+
+    def content(self, finished: Finished) -> bytes:
+        """All events but the last."""
+        answer = finished.answer
+        return self.live(answer.reasoning or "", answer.text) + self.finish(finished)
 
 
 def compact(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def event(kind: str, data: Mapping[str, Any]) -> bytes:
+    """A server-sent event whose data repeat its type."""
+    return f"event: {kind}\ndata: ".encode() + compact({"type": kind, **data}) + b"\n\n"
+
+
+def data_event(document: Mapping[str, Any]) -> bytes:
+    """A server-sent event without a type."""
+    return b"data: " + compact(document) + b"\n\n"

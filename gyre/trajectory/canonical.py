@@ -56,8 +56,8 @@ class CanonicalRequest:
     max_tokens: int | None
     requested: dict[str, Any] = field(default_factory=dict[str, Any])
     """The sampling wishes that are recorded and ignored."""
-    include_usage: bool = False
-    """OpenAI streams only: send a last chunk with the usage."""
+    echo: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the request's own dialect must know of it to write the answer."""
 
 
 def assistant(text: str, tool_calls: Sequence[ToolCall] = (), *, reasoning: str | None = None) -> Message:
