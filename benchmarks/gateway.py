@@ -1,0 +1,188 @@
+"""What the gateway adds to a model call, and how many calls it can carry, beside the LiteLLM proxy.
+
+Claude Code's requests (78 KB, growing over 20 turns, streamed) against ``python -m gateway`` over Postgres
+that commits to the disk, and an engine that answers at once. At 60 calls a second, which is what 1,152
+concurrent executions make, arrivals are random (open loop). The most calls a second are what a closed loop
+reaches, with the better of two numbers of calls under way, for the gateway and for the proxy alike: same
+generator, same requests, same instant backend, same cores. The engine's own time is part of the latency.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from rich.console import Console
+from sqlalchemy import text
+
+from benchmarks import gateway_litellm as litellm
+from benchmarks.gateway_conversation import NUM_TURNS, Conversation, conversations, source_text
+from benchmarks.gateway_load import Load, Measured
+from benchmarks.gateway_stack import GROUP_SIZE, VOCABULARY, Stack, cpu_s, running
+from db.session import transaction
+
+RATE = 60.0
+CONCURRENT, QUICK_CONCURRENT = 1_152, 24
+OPEN_S, QUICK_OPEN_S = 40.0, 3.0
+CLOSED_S, QUICK_CLOSED_S = 20.0, 2.0
+WORKERS = (16, 48)
+SAMPLED = 20
+"""Conversations whose encoded tokens are compared with what was new in them."""
+
+
+def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
+    """Everything in one run. ``quick`` is some seconds, and skips LiteLLM unless it is installed."""
+    with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder, running(Path(folder)) as stack:
+        say("gateway: warm-up")
+        with stack.gateway() as process:
+            document = asyncio.run(_gateway(stack, process, say, quick))
+        document |= _litellm(stack, say, quick)
+    return document
+
+
+def show(console: Console, document: dict[str, Any]) -> None:
+    """The same for people."""
+    console.print(
+        f"at {document['rate']:.0f} calls/s the gateway adds {document['added_p50_ms']} ms (p50), "
+        f"{document['added_p99_ms']} ms (p99), commit included"
+    )
+    console.print(
+        f"it carries {document['max_calls_per_s']} calls/s; LiteLLM {document['litellm_max_calls_per_s']}"
+    )
+    for stage, spent in document["cpu_ms_by_stage"].items():
+        console.print(f"  {stage:<24} {spent:8.3f} ms CPU a call")
+    for row in document["tokens_encoded_per_call"]:
+        console.print(
+            "  turn {turn:>2}: prompt {prompt:>7.0f}  new {new:>7.0f}  encoded {encoded:>7.0f}".format(**row)
+        )
+
+
+async def _gateway(
+    stack: Stack, process: psutil.Process, say: Callable[[str], None], quick: bool
+) -> dict[str, Any]:
+    known: list[Conversation] = []
+
+    def source() -> Any:
+        for conversation in conversations(source_text(), stack.attempts(), GROUP_SIZE):
+            if len(known) < SAMPLED:
+                known.append(conversation)
+            yield conversation
+
+    load = Load(stack.gateway_port, source(), QUICK_CONCURRENT if quick else CONCURRENT, ())
+    await load.stagger(WORKERS[0])
+    say(f"gateway: {RATE:.0f} calls/s for {QUICK_OPEN_S if quick else OPEN_S:.0f} s")
+    before = _spent(stack, process)
+    steady = await load.open(RATE, QUICK_OPEN_S if quick else OPEN_S)
+    cpu = _per_call(before, _spent(stack, process), len(steady.latencies_ms))
+    best = await _most(load, say, "gateway", quick)
+    load.close()
+    failed = steady if steady.num_failed else best
+    if failed.num_failed:
+        raise RuntimeError(f"the gateway failed {failed.num_failed} calls: {failed.first_failure}")
+    return {
+        "rate": RATE,
+        "calls": len(steady.latencies_ms),
+        "added_p50_ms": steady.percentile(0.5),
+        "added_p90_ms": steady.percentile(0.9),
+        "added_p99_ms": steady.percentile(0.99),
+        "generator_late_p99_ms": steady.percentile(0.99, steady.late_ms),
+        "concurrent_conversations": QUICK_CONCURRENT if quick else CONCURRENT,
+        "turns": NUM_TURNS,
+        "group_size": GROUP_SIZE,
+        "body_bytes": _spread(steady.body_bytes),
+        "tokenizer": {"kind": "byte-level BPE, Qwen's word split", "vocabulary": VOCABULARY}
+        | {"characters_per_token": _characters_per_token(stack)},
+        "max_calls_per_s": round(best.rate, 1),
+        "max_calls_p50_ms": best.percentile(0.5),
+        "cpu_ms_by_stage": cpu,
+        "tokens_encoded_per_call": _encoded(stack, known),
+    }
+
+
+async def _most(load: Load, say: Callable[[str], None], name: str, quick: bool) -> Measured:
+    """The better of two closed loops."""
+    seconds, results = QUICK_CLOSED_S if quick else CLOSED_S, list[Measured]()
+    for workers in WORKERS[:1] if quick else WORKERS:
+        results.append(await load.closed(workers, seconds))
+        say(f"{name}: {results[-1].rate:.1f} calls/s with {workers} calls under way")
+    return max(results, key=lambda measured: measured.rate)
+
+
+def _litellm(stack: Stack, say: Callable[[str], None], quick: bool) -> dict[str, Any]:
+    """The proxy with one and with two workers; the better counts."""
+    if quick and not litellm.installed():
+        return {"litellm_max_calls_per_s": None, "litellm_config": "not measured: not installed, and --quick"}
+    litellm.install(say)
+    best, config = 0.0, ""
+    for workers in (2,) if quick else (1, 2):
+        with litellm.proxy(stack, workers) as served:
+            result = asyncio.run(_carried(served.port, say, f"LiteLLM, {workers} workers", quick))
+        if result.num_failed > len(result.latencies_ms) // 100:
+            raise RuntimeError(f"LiteLLM failed {result.num_failed} calls: {result.first_failure}")
+        if result.rate > best:
+            best, config = result.rate, served.config
+    return {"litellm_max_calls_per_s": round(best, 1), "litellm_config": config}
+
+
+async def _carried(port: int, say: Callable[[str], None], name: str, quick: bool) -> Measured:
+    tokens = (f"sk-{number}" for number in range(1 << 30))
+    source = conversations(source_text(), tokens, GROUP_SIZE)
+    load = Load(port, source, 2 * NUM_TURNS, [f"authorization: Bearer {litellm.MASTER_KEY}"])
+    await load.stagger(WORKERS[0])
+    result = await _most(load, say, name, quick)
+    load.close()
+    return result
+
+
+def _spent(stack: Stack, gateway: psutil.Process) -> dict[str, float]:
+    """CPU seconds so far, by stage of the gateway's calls and by process."""
+    stages = httpx.get(f"http://127.0.0.1:{stack.gateway_port}/health").json().get("cpu_s", {})
+    processes = {"gateway": gateway, "postgres": stack.postgres, "engine": stack.backend}
+    spent = {f"{name} process": cpu_s(process) for name, process in processes.items()}
+    return stages | spent | {"generator process": cpu_s(psutil.Process()) - sum(spent.values())}
+
+
+def _per_call(before: dict[str, float], after: dict[str, float], num_calls: int) -> dict[str, float]:
+    spent = {name: 1000 * (after[name] - before.get(name, 0)) / num_calls for name in after}
+    stages = sum(ms for name, ms in spent.items() if not name.endswith("process"))
+    rest = {"rest of the gateway": spent["gateway process"] - stages}
+    return {name: round(ms, 3) for name, ms in (spent | rest).items()}
+
+
+def _encoded(stack: Stack, known: list[Conversation]) -> list[dict[str, float]]:
+    """By turn, means over some conversations: tokens of the prompt, of the new text in it, and encoded."""
+    query = text(
+        "SELECT c.index, avg(c.num_input_tokens), avg(c.num_input_tokens - c.num_reused_tokens) "
+        "FROM model_call c WHERE c.status = 'committed' AND c.attempt_id = ANY(:attempts) "
+        "GROUP BY c.index ORDER BY c.index"
+    )
+    with transaction(stack.database) as session:
+        rows = session.execute(query, {"attempts": [stack.attempt_of(c.token) for c in known]}).all()
+    new = [[_num_tokens(stack, piece) for piece in c.new_texts] for c in known]
+    return [
+        {"turn": turn, "prompt": float(prompt), "encoded": float(encoded), "new": _mean_at(new, turn)}
+        for turn, prompt, encoded in rows
+        if any(len(each) > turn for each in new)
+    ]
+
+
+def _mean_at(counts: list[list[int]], turn: int) -> float:
+    found = [each[turn] for each in counts if len(each) > turn]
+    return sum(found) / len(found)
+
+
+def _num_tokens(stack: Stack, piece: str) -> int:
+    return len(stack.tokenizer.encode(piece, add_special_tokens=False))
+
+
+def _characters_per_token(stack: Stack) -> float:
+    sample = source_text()[:200_000]
+    return round(len(sample) / _num_tokens(stack, sample), 2)
+
+
+def _spread(values: list[int]) -> dict[str, int]:
+    ordered = sorted(values)
+    return {"min": ordered[0], "median": ordered[len(ordered) // 2], "max": ordered[-1]}
