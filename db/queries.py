@@ -1,4 +1,4 @@
-"""Read models of the command line: what `gyre show`, `groups`, `rollouts`, `calls` and `tree` print."""
+"""Read models of the command line: what `gyre show`, `groups` and `rollouts` print."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,6 @@ from db.models import (
     Reward,
     Run,
     Task,
-    TreeNode,
 )
 from gyre.contracts.lifecycle import (
     AttemptStatus,
@@ -251,61 +250,3 @@ def rollouts(session: Session, run: str) -> list[Record]:
 
 def execution_exists(session: Session, execution: str) -> bool:
     return session.get(Execution, execution) is not None
-
-
-def calls(session: Session, execution: str) -> list[Record]:
-    """A row for each model call of a rollout, over all attempts, in order."""
-    query = (
-        select(
-            ModelCall.id,
-            ModelCall.status,
-            ModelCall.role,
-            ModelCall.dialect,
-            ModelCall.finish_reason,
-            ModelCall.num_input_tokens,
-            ModelCall.num_reused_tokens,
-            ModelCall.num_cached_tokens,
-            ModelCall.num_output_tokens,
-            TreeNode.versions,
-            ModelCall.engine_ms,
-            ModelCall.started_at,
-            ModelCall.failure,
-        )
-        .join(Attempt, Attempt.id == ModelCall.attempt_id)
-        .outerjoin(TreeNode, TreeNode.id == ModelCall.sampled_node_id)
-        .where(ModelCall.execution_id == execution)
-        .order_by(Attempt.number, ModelCall.index)
-    )
-    return _records(session, query)
-
-
-def tree(session: Session, execution: str) -> list[Record]:
-    """A row for each tree node of a rollout: id, attempt_id, call_id, parent_id, parent_offset, kind,
-    num_tokens, role (of the call that introduced it), versions, finish_reason, reused_by (other calls
-    whose input runs through it)."""
-    query = (
-        select(
-            TreeNode.id,
-            TreeNode.attempt_id,
-            TreeNode.call_id,
-            TreeNode.parent_id,
-            TreeNode.parent_offset,
-            TreeNode.kind,
-            TreeNode.num_tokens,
-            ModelCall.role,
-            TreeNode.versions,
-            TreeNode.finish_reason,
-        )
-        .join(Attempt, Attempt.id == TreeNode.attempt_id)
-        .join(ModelCall, ModelCall.id == TreeNode.call_id)
-        .where(Attempt.execution_id == execution)
-        .order_by(Attempt.number, TreeNode.index)
-    )
-    nodes = {node["id"]: node | {"reused_by": 0} for node in _records(session, query)}
-    inputs = select(ModelCall.id, ModelCall.context_node_id).where(ModelCall.execution_id == execution)
-    for call, name in session.execute(inputs):
-        while name is not None:
-            node = nodes[name]
-            node["reused_by"] += node["call_id"] != call
-            name = node["parent_id"]
-    return list(nodes.values())

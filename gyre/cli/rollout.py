@@ -1,67 +1,274 @@
 """``gyre calls`` and ``gyre tree``: one rollout, call by call and as the tree of its tokens."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.tree import Tree
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from db import queries
-from gyre.cli.output import AsJson, print_json, print_rows, stdout
+from db import rollout_queries
+from gyre.cli.branches import Line, lines, sampled_on_path
+from gyre.cli.output import AsJson, cell, print_json, stdout
 from gyre.cli.reading import reading_rollout
 
+Record = Mapping[str, Any]
 Rollout = Annotated[str, typer.Argument(help="NAME/group/0/rollout/0, with or without `run/`.")]
+Full = Annotated[bool, typer.Option("--full", help="A line for each node: chains are not folded.")]
+DEEPEST = 12
+"""Levels that are indented; deeper ones stay at the last of them."""
+NARROW = 100
+"""Columns of a terminal that has no room for everything."""
+NUMBERS = frozenset(
+    {
+        "input",
+        "reused",
+        "encoded",
+        "output",
+        "malformed",
+        "engine ms",
+        "calls",
+        "tokens",
+        "sampled",
+        "targets",
+    }
+)
+ROOMY = frozenset({"dialect", "engine ms", "delivered"})
+"""Columns of calls that a narrow terminal does without."""
 
 
 def calls(rollout: Rollout, as_json: AsJson = False) -> None:
     """List the model calls of a rollout, over all its attempts."""
     with reading_rollout(rollout) as (session, name):
-        rows = queries.calls(session, name)
+        rows = rollout_queries.calls(session, name)
     if as_json:
         print_json(rows)
         return
-    shown = [
-        row | {"call": row["id"].removeprefix(f"{name}/"), "versions": spans(row["versions"])} for row in rows
-    ]
-    columns = (
-        "call", "status", "role", "finish_reason", "num_input_tokens", "num_reused_tokens",
-        "num_cached_tokens", "num_output_tokens", "versions", "engine_ms", "failure",
-    )  # fmt: skip
-    print_rows(shown, columns, empty="no model calls yet")
+    if not rows:
+        print("no model calls yet")
+        return
+    console = stdout()
+    console.print(f"{name.removeprefix('run/')}: {_calls_in_words(rows)}")
+    shown = [_call_columns(row) for row in rows]
+    wanted = [title for title in shown[0] if console.width >= NARROW or title not in ROOMY]
+    # A column in which nothing stands is left out; the line above says that there is nothing.
+    table = _table(title for title in wanted if any(row[title] not in (None, "0") for row in shown))
+    for row, call in zip(shown, rows, strict=True):
+        table.add_row(*(cell(row[str(column.header)]) for column in table.columns), style=_call_style(call))
+    console.print(table)
+    for row in rows:
+        if row["failure"]:
+            console.print(f"{_call_name(row)} failed: {row['failure']}", markup=False)
 
 
-def tree(rollout: Rollout, as_json: AsJson = False) -> None:
-    """Draw the token tree of a rollout: each node once, under the node it continues."""
+def _call_name(row: Record) -> str:
+    return f"{row['attempt']}/{row['index']}"
+
+
+def _call_columns(row: Record) -> dict[str, str | None]:
+    return {
+        "call": _call_name(row),
+        "role": row["role"],
+        "dialect": row["dialect"],
+        "status": row["status"],
+        "input": f"{row['num_input_tokens']:,}",
+        "reused": f"{row['num_reused_tokens']:,}",
+        "encoded": f"{row['num_encoded_tokens']:,}",
+        "output": f"{row['num_output_tokens']:,}",
+        "policy": spans(row["versions"]),
+        "malformed": f"{row['num_malformed_tool_calls']:,}",
+        "finish": row["finish_reason"],
+        "engine ms": None if row["engine_ms"] is None else f"{row['engine_ms']:,}",
+        "delivered": None if row["delivered_at"] is None else row["delivered_at"].astimezone().strftime("%X"),
+    }
+
+
+def _call_style(row: Record) -> str:
+    if row["status"] == "failed":
+        return "red"
+    return "dim" if row["role"] == "side" else ""
+
+
+def _calls_in_words(rows: Sequence[Record]) -> str:
+    committed = [row for row in rows if row["status"] == "committed"]
+    tokens = ", ".join(
+        f"{sum(row[f'num_{name}_tokens'] for row in committed):,} {name}"
+        for name in ("input", "reused", "encoded", "output")
+    )
+    malformed = sum(row["num_malformed_tool_calls"] for row in committed)
+    dialects = ", ".join(sorted({row["dialect"] for row in rows}))
+    counted = f"tokens: {tokens}; {_several(malformed, 'malformed tool call')}"
+    return f"{_statuses(rows)} in {dialects}; {counted}"
+
+
+def _statuses(rows: Sequence[Record]) -> str:
+    by_status = Counter(row["status"] for row in rows)
+    parts = [f"{by_status[s]} {s.replace('_', ' ')}" for s in sorted(by_status)]
+    return f"{_several(len(rows), 'call')} ({', '.join(parts)})" if parts else "no calls"
+
+
+def tree(rollout: Rollout, as_json: AsJson = False, full: Full = False) -> None:
+    """Draw the token tree of a rollout: which paths are trained, and what is masked on them."""
     with reading_rollout(rollout) as (session, name):
-        rows = queries.tree(session, name)
+        selected = rollout_queries.trajectories(session, name)
+        nodes = rollout_queries.tree(session, name, selected)
+        outcome = rollout_queries.outcome(session, name)
+        attempts = rollout_queries.attempts(session, name)
+        made = rollout_queries.calls(session, name)
     if as_json:
-        print_json(rows)
+        print_json(nodes)
         return
-    root = Tree(name)
-    branches: dict[str | None, Tree] = {}
-    for row in rows:  # parents come first
-        parent = branches.get(row["parent_id"]) or _attempt_branch(root, branches, row)
-        branches[row["id"]] = parent.add(_label(row))
-    stdout().print(root if rows else f"{name}: no tokens recorded yet")
+    console = stdout()
+    console.print(Text(f"{name.removeprefix('run/')}: {_outcome_in_words(outcome)}", style="bold"))
+    if not nodes:
+        console.print(f"{_statuses(made)}: no tokens recorded yet")
+        return
+    console.print(f"{_statuses(made)}; {_tokens_in_words(nodes, selected)}")
+    if selected:
+        console.print(_paths_table(selected, nodes))
+    drawn: list[Line] = []
+    for attempt in attempts:
+        own = list(lines([n for n in nodes if n["attempt_id"] == attempt["id"]], folded=not full))
+        ended = f"\nattempt {attempt['number']}: {_attempt_in_words(attempt)}"
+        console.print(ended if own else f"{ended}, no tokens", markup=False)
+        if own:
+            _draw(console, own, full=full)
+        drawn += own
+    console.print(f"\n{_legend(_marks(console), drawn, full=full)}", style="dim")
 
 
-def _attempt_branch(root: Tree, branches: dict[str | None, Tree], row: dict[str, Any]) -> Tree:
-    attempt = row["attempt_id"]
-    if attempt not in branches:
-        branches[attempt] = root.add(f"attempt {attempt.rpartition('/')[2]}")
-    return branches[attempt]
+def _outcome_in_words(outcome: Record) -> str:
+    parts = [outcome["disposition"] or outcome["status"]]
+    if outcome["reward"] is not None:
+        parts.append(f"reward {outcome['reward']:.3f}")
+    if outcome["detail"]:
+        parts.append(outcome["detail"])
+    if outcome["batch_id"]:
+        done = "trained into" if outcome["batch_status"] == "trained" else "in the batch of"
+        parts.append(f"{done} version {outcome['version']}, advantage {outcome['advantage']:+.3f}")
+    else:
+        parts.append("in no batch")
+    return ", ".join(parts)
 
 
-def _label(row: dict[str, Any]) -> str:
-    node = row["id"].rpartition("/")[2]
-    parts = [f"{node} {row['role']} {row['kind']}", f"{row['num_tokens']} tokens"]
-    if row["versions"]:
-        parts.append(f"version {spans(row['versions'])}")
-    if row["finish_reason"]:
-        parts.append(str(row["finish_reason"]))
-    if row["reused_by"]:
-        parts.append(f"reused by {row['reused_by']} call{'s' * (row['reused_by'] > 1)}")
-    label = ", ".join(parts)
-    return f"[green]{label}[/]" if row["kind"] == "sampled" else label
+def _attempt_in_words(attempt: Record) -> str:
+    return ", ".join(str(attempt[key]) for key in ("status", "end_reason", "failure") if attempt[key])
+
+
+def _tokens_in_words(nodes: Sequence[Record], selected: Sequence[Record]) -> str:
+    sampled = [node for node in nodes if node["kind"] == "sampled"]
+    total, drawn = (sum(node["num_tokens"] for node in part) for part in (nodes, sampled))
+    side = sum(node["num_tokens"] for node in sampled if node["role"] == "side")
+    targets = sum(node["targets"] for node in sampled)
+    counted = f"{total:,} tokens in the tree, {drawn:,} sampled"
+    if not selected:
+        return f"{counted}, {side:,} of them of side calls"
+    return f"{counted}: {targets:,} targets, {side:,} of side calls, {drawn - targets - side:,} not selected"
+
+
+def _paths_table(selected: Sequence[Record], nodes: Sequence[Record]) -> Table:
+    by_id = {node["id"]: node for node in nodes}
+    table = _table(("path", "role", "ends at", "tokens", "sampled", "targets", "masked"))
+    for path in selected:
+        leaf, targets = path["leaf_node_id"], path["num_targets"]
+        sampled = sampled_on_path(leaf, by_id)
+        numbers = (path["num_tokens"], sampled, targets, sampled - targets)
+        counted = [f"{number:,}" for number in numbers]
+        table.add_row(str(path["path"]), path["role"], str(by_id[leaf]["index"]), *counted)
+    return table
+
+
+def _draw(console: Console, drawn: Sequence[Line], *, full: bool) -> None:
+    rows = [_line_columns(line, _marks(console), full=full) for line in drawn]
+    always = ["nodes", "role", "kind" if full else "calls", "tokens", "sampled", "targets", "policy"]
+    wanted = [*always, *(["reused"] if console.width >= NARROW else []), "finish", "paths"]
+    table = _table(title for title in wanted if title in always or any(row[title] for row in rows))
+    for row, line in zip(rows, drawn, strict=True):
+        table.add_row(*(row[str(column.header)] for column in table.columns), style=_line_style(line))
+    console.print(table)
+
+
+def _line_columns(line: Line, marks: Mapping[str, str], *, full: bool) -> dict[str, str]:
+    sampled, first, last = line.sampled, line.nodes[0], line.nodes[-1]
+    targets = sum(node["targets"] for node in sampled)
+    number = str(first["index"]) if first is last else f"{first['index']}..{last['index']}"
+    left = "" if line.left is None else f" @{line.left['index']}+{first['parent_offset']}"
+    return {
+        "nodes": marks["level"] * min(line.depth, DEEPEST) + marks[line.beginning] + number + left,
+        "role": line.role,
+        "kind": first["kind"],
+        "calls": str(len(sampled)) if sampled else "",
+        "tokens": f"{line.tokens():,}",
+        "sampled": f"{line.tokens('sampled'):,}" if sampled else "",
+        "targets": f"{targets:,}" if sampled else "",
+        "policy": (spans(first["versions"]) or "") if full else _versions(sampled),
+        "reused": f"{first['reused_by']:,}" if first["reused_by"] else "",
+        "finish": (first["finish_reason"] or "") if full else _cut(sampled),
+        "paths": _paths(line, marks["end"]),
+    }
+
+
+def _versions(sampled: Sequence[Record]) -> str:
+    """``3`` or ``3-5``: the policy versions that a chain was sampled by."""
+    seen = {version for node in sampled for version, _ in node["versions"] or []}
+    return "" if not seen else str(min(seen)) if len(seen) == 1 else f"{min(seen)}-{max(seen)}"
+
+
+def _paths(line: Line, end: str) -> str:
+    """``0`` trains what was sampled here, ``(1)`` only runs through."""
+    ends = {leaf["path"] for leaf in line.nodes[-1]["leaf_of"]}
+    told = [
+        (str(path) if path == line.target_of else f"({path})") + (end if path in ends else "")
+        for path in line.nodes[-1]["paths"]
+    ]
+    return "".join(told) or "-"
+
+
+def _cut(sampled: Sequence[Record]) -> str:
+    """The answers of a chain that did not end by themselves: ``2 length``."""
+    reasons = Counter(node["finish_reason"] for node in sampled)
+    cut = [(reason, number) for reason, number in reasons.items() if reason not in (None, "stop")]
+    return " ".join(f"{number} {reason}" for reason, number in sorted(cut))
+
+
+def _line_style(line: Line) -> str:
+    if line.role == "side":
+        return "dim"
+    return "green" if line.target_of is not None else ""
+
+
+def _marks(console: Console) -> dict[str, str]:
+    if console.encoding.startswith("utf"):
+        return {"level": "│ ", "root": "● ", "branch": "↳ ", "next": "  ", "end": "◂"}
+    return {"level": "| ", "root": "* ", "branch": "> ", "next": "  ", "end": "<"}
+
+
+def _legend(marks: Mapping[str, str], drawn: Sequence[Line], *, full: bool) -> str:
+    explained = [
+        f"{marks['root']}begins a conversation, {marks['branch']}branches off the line above, "
+        "other lines continue it.",
+        f"Path 0 trains what was sampled on a line, (0) only runs through it, masked; 0{marks['end']} ends "
+        "here.",
+    ]
+    if any(line.left for line in drawn):
+        explained.append("@2+500 leaves node 2 after 500 of its tokens.")
+    if not full:
+        explained.append("Chains are folded: --full shows each node.")
+    return "\n".join(explained)
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _table(titles: Iterable[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for title in titles:
+        number, words = title in NUMBERS, title in ("role", "policy", "paths")
+        table.add_column(title, justify="right" if number else "left", no_wrap=not words, overflow="fold")
+    return table
 
 
 def spans(versions: list[Any] | None) -> str | None:

@@ -92,7 +92,8 @@ def test_calls_and_tree_take_ids_in_every_form(gyre: Gyre, name: str) -> None:
         (("groups", RUN), "0.250"),
         (("rollouts", RUN), "placeholder"),
         (("calls", ROLLOUT), "in_flight"),
-        (("tree", ROLLOUT), "version 0x1 1x2"),
+        (("tree", ROLLOUT), "attempt 0: sealed, exited"),
+        (("tree", ROLLOUT, "--full"), "0x1 1x2"),
     ],
 )
 def test_people_get_tables(gyre: Gyre, arguments: tuple[str, ...], seen: str) -> None:
