@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from db import calls, run_state
@@ -84,6 +85,8 @@ def server(app: FastAPI) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         lifespan="off",
+        # Harnesses that try a websocket first get 405 at once, whatever is installed here.
+        ws="none",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
@@ -120,7 +123,7 @@ def main() -> None:
     # uvicorn raises the signal again when it has stopped; then there is still a record to write.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    asyncio.run(serve(boot))
+    uvloop.run(serve(boot))
 
 
 if __name__ == "__main__":

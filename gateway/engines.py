@@ -10,18 +10,24 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-import httpx
+import aiohttp
+import numpy as np
+import orjson
 from pydantic import ValidationError
 
 from db import cells
 from db.cells import ServingCell
 from gateway.store import Store
-from gyre.contracts.engine import GenerateRequest, GenerateResponse, SamplingParams
+from gyre.contracts.engine import GenerateResponse, SamplingParams
 from gyre.contracts.errors import BadInput, EngineFailed
 from gyre.contracts.ids import RunId
+from gyre.trajectory.arrays import Ids, as_ids
 
 CELLS_FRESH_S = 1.0
 """How long a list of cells is believed."""
+CONNECT_S = 5.0
+KEEP_ALIVE_S = 4.0
+"""Less than the 5 s after which uvicorn, and so SGLang, closes an idle connection."""
 JSON = {"content-type": "application/json"}
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
 RETRIED_STATUS = frozenset({408, 409, 423, 425, 429})
@@ -65,19 +71,21 @@ class Sampled:
 
 
 class Engines:
-    """Chooses a cell and asks its engine."""
+    """Chooses a cell and asks its engine. Made in a running event loop."""
 
     def __init__(self, run: RunId, store: Store, *, hold_s: float, read_timeout_s: float) -> None:
         self._run, self._store, self._hold_s = run, store, hold_s
-        timeout = httpx.Timeout(read_timeout_s, connect=5, pool=hold_s)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        # The number of calls at once is bounded by admission, not by this client.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=read_timeout_s),
+        )
         self._cells: list[ServingCell] = []
         self._read_at = float("-inf")
         self._in_flight: Counter[str] = Counter()
         self._last_cell: dict[str, str] = {}
 
-    async def sample(self, rid: str, ids: list[int], params: SamplingParams, affinity: str) -> Sampled:
+    async def sample(self, rid: str, ids: Ids, params: SamplingParams, affinity: str) -> Sampled:
         """All tokens of one answer. ``affinity`` names what keeps its KV on one cell.
 
         Raises Refused when the request does not fit, EngineFailed when no engine got any further for
@@ -89,7 +97,7 @@ class Engines:
             cell = await self._choose(affinity)
             try:
                 grown = cell is not None and await self._ask(cell, rid, ids, params, sampled)
-            except (EngineFailed, httpx.TransportError) as error:
+            except (EngineFailed, aiohttp.ClientError, TimeoutError) as error:
                 grown, problem = False, f"{type(error).__name__}: {error}"
                 self._read_at = float("-inf")
             if sampled.ids and sampled.finish_reason != "abort":
@@ -102,31 +110,20 @@ class Engines:
         raise EngineFailed(f"no engine answered within {self._hold_s:.0f} s ({problem})")
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def _ask(
-        self,
-        cell: ServingCell,
-        rid: str,
-        ids: list[int],
-        params: SamplingParams,
-        sampled: Sampled,
+        self, cell: ServingCell, rid: str, ids: Ids, params: SamplingParams, sampled: Sampled
     ) -> bool:
         """Send what is left to sample to one cell. True if tokens came back."""
-        left = params.max_new_tokens - len(sampled.ids)
-        request = GenerateRequest(
-            rid=f"{rid}/{len(sampled.ids)}",
-            input_ids=ids + sampled.ids,
-            sampling_params=params.model_copy(update={"max_new_tokens": left}),
-        )
+        body = _request(rid, ids, params, sampled.ids)
         self._in_flight[cell.id] += 1
         try:
-            response = await self._http.post(
-                f"{cell.engine_url}/generate", content=request.model_dump_json(), headers=JSON
-            )
+            async with self._http.post(f"{cell.engine_url}/generate", data=body, headers=JSON) as response:
+                status, content = response.status, await response.read()
         finally:
             self._in_flight[cell.id] -= 1
-        answer = _read(response)
+        answer = _read(status, content)
         if not answer.output_ids and not (answer.meta_info.finish_reason or None):
             raise EngineFailed("the engine answered without tokens")
         sampled.extend(answer)
@@ -150,19 +147,27 @@ class Engines:
         return cell
 
 
-def _read(response: httpx.Response) -> GenerateResponse:
-    if response.status_code in RETRIED_STATUS or response.status_code >= 500:
-        raise EngineFailed(f"status {response.status_code}")
-    if response.status_code >= 400:
-        raise Refused(_reason(response))
+def _request(rid: str, ids: Ids, params: SamplingParams, sampled: list[int]) -> bytes:
+    """A GenerateRequest for what is left after ``sampled``, not made by its model: that looks at each id."""
+    left = params.model_dump() | {"max_new_tokens": params.max_new_tokens - len(sampled)}
+    context = np.concatenate([ids, as_ids(sampled)]) if sampled else ids
+    document = {"rid": f"{rid}/{len(sampled)}", "input_ids": context, "sampling_params": left}
+    return orjson.dumps(document | {"return_logprob": True}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _read(status: int, content: bytes) -> GenerateResponse:
+    if status in RETRIED_STATUS or status >= 500:
+        raise EngineFailed(f"status {status}")
+    if status >= 400:
+        raise Refused(_reason(status, content))
     try:
-        return GenerateResponse.model_validate_json(response.content)
+        return GenerateResponse.model_validate_json(content)
     except ValidationError as error:
         raise EngineFailed(f"unreadable answer ({error.error_count()} problems)") from error
 
 
-def _reason(response: httpx.Response) -> str:
+def _reason(status: int, content: bytes) -> str:
     try:
-        return str(response.json()["error"]["message"])
+        return str(orjson.loads(content)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the engine refused the request with status {response.status_code}"
+        return f"the engine refused the request with status {status}"

@@ -184,7 +184,7 @@ class Service:
         """Sample, read and commit: when this returns, the answer is in the record."""
         state, prompt = asked.state, asked.prompt
         try:
-            sampled = await self._engines.sample(call.id, prompt.ids.tolist(), params, state.attempt)
+            sampled = await self._engines.sample(call.id, prompt.ids, params, state.attempt)
             answer = parse_answer(
                 self._renderer.decode_answer(as_ids(sampled.ids)),
                 call_id=call.id,
