@@ -1,8 +1,9 @@
-"""Routes: two dialects, with the attempt token as API key or as ``/t/<token>`` before the path."""
+"""Routes: four dialects, with the attempt token as API key or as ``/t/<token>`` before the path."""
 
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.delivery import Delivery, send_error
-from gateway.dialects import AnthropicMessages, Dialect, OpenAIChat, OpenAIResponses, Reply
+from gateway.dialects import AnthropicMessages, Dialect, GoogleGenerate, OpenAIChat, OpenAIResponses, Reply
 from gateway.errors import ANSWERED, BodyTooLarge
 from gateway.roles import call_role
 from gateway.service import Service
@@ -21,8 +22,10 @@ from gyre.trajectory.canonical import CanonicalRequest
 from gyre.trajectory.dialects import parse_body
 
 log = logging.getLogger(__name__)
-ANTHROPIC, OPENAI, RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
+ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
+GOOGLE_VERSIONS = ("/v1beta", "/v1")
 Handler = Callable[[Request], Awaitable[Any]]
+DialectOf = Callable[[Request], Dialect]
 
 
 def create_app(service: Service, model: Path, ping_s: float) -> FastAPI:
@@ -34,38 +37,29 @@ def create_app(service: Service, model: Path, ping_s: float) -> FastAPI:
         for prefix in ("", "/t/{token}"):
             app.add_route(prefix + path, endpoint, methods=methods)
 
-    def answering(dialect: Dialect) -> Handler:
-        return _guarded(dialect, lambda request: _answer(service, dialect, request, ping_s))
+    def answering(path: str, dialect_of: DialectOf) -> None:
+        handler = partial(_answer, service, ping_s, dialect_of)
+        routes(path, _guarded(dialect_of, handler), ["POST"])
 
-    async def models(request: Request) -> Response:
-        service.authenticate(presented_token(request))
-        return JSONResponse(_model_list(model.name))
+    def counting(path: str, dialect_of: DialectOf, document: Callable[[int], dict[str, Any]]) -> None:
+        handler = partial(_count, service, dialect_of, document)
+        routes(path, _guarded(dialect_of, handler), ["POST"])
 
-    async def counted(dialect: Dialect, request: Request) -> int:
-        attempt, asked = await _asked(service, dialect, request)
-        return await service.count_tokens(attempt, asked)
-
-    async def count_messages(request: Request) -> Response:
-        return JSONResponse({"input_tokens": await counted(ANTHROPIC, request)})
-
-    async def count_responses(request: Request) -> Response:
-        num_tokens = await counted(RESPONSES, request)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
-
-    async def hello(_: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "counts": dict(service.counts)})
-
-    routes("/v1/messages", answering(ANTHROPIC), ["POST"])
-    routes("/v1/chat/completions", answering(OPENAI), ["POST"])
-    routes("/v1/responses", answering(RESPONSES), ["POST"])
-    routes("/v1/messages/count_tokens", _guarded(ANTHROPIC, count_messages), ["POST"])
-    routes("/v1/responses/input_tokens", _guarded(RESPONSES, count_responses), ["POST"])
-    routes("/v1/models", _guarded(OPENAI, models), ["GET"])
-    routes("/api/hello", hello, ["GET", "HEAD"])
-    app.add_route("/health", health, methods=["GET"])
+    answering("/v1/messages", lambda _: ANTHROPIC)
+    answering("/v1/chat/completions", lambda _: CHAT)
+    answering("/v1/responses", lambda _: RESPONSES)
+    counting("/v1/messages/count_tokens", lambda _: ANTHROPIC, lambda num: {"input_tokens": num})
+    counting("/v1/responses/input_tokens", lambda _: RESPONSES, _counted_response)
+    for version in GOOGLE_VERSIONS:
+        method = version + "/models/{model:path}:"
+        answering(f"{method}generateContent", _google)
+        answering(f"{method}streamGenerateContent", partial(_google, streams=True))
+        counting(f"{method}countTokens", _google, lambda num: {"totalTokens": num})
+        models = partial(_models, service, model.name)
+        routes(f"{version}/models", _guarded(_asker, models), ["GET"])
+        routes(version + "/models/{model:path}", _guarded(_asker, models), ["GET"])
+    routes("/api/hello", _hello, ["GET", "HEAD"])
+    app.add_route("/health", partial(_health, service), methods=["GET"])
     return app
 
 
@@ -76,7 +70,21 @@ def presented_token(request: Request) -> str:
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return credentials.strip()
-    return request.headers.get("x-api-key", "")
+    return request.headers.get("x-api-key", "") or _google_key(request)
+
+
+def _google_key(request: Request) -> str:
+    return request.headers.get("x-goog-api-key", "") or request.query_params.get("key", "")
+
+
+def _google(request: Request, *, streams: bool = False) -> GoogleGenerate:
+    sse = request.query_params.get("alt") == "sse"
+    return GoogleGenerate(request.path_params["model"], streams, sse)
+
+
+def _asker(request: Request) -> Dialect:
+    """Whose words a question about models is asked in: only Google's clients have keys of their own."""
+    return GoogleGenerate() if _google_key(request) or "/v1beta/" in request.url.path else CHAT
 
 
 class Refusal:
@@ -89,22 +97,23 @@ class Refusal:
         await send_error(send, self._dialect, self._error)
 
 
-def _guarded(dialect: Dialect, handler: Handler) -> Handler:
+def _guarded(dialect_of: DialectOf, handler: Handler) -> Handler:
     """Failures in the dialect's own shape; a bug is logged and answered as 500."""
 
     async def endpoint(request: Request) -> Any:
         try:
             return await handler(request)
         except ANSWERED as error:
-            return Refusal(dialect, error)
+            return Refusal(dialect_of(request), error)
         except Exception as error:
             log.exception("call failed")
-            return Refusal(dialect, error)
+            return Refusal(dialect_of(request), error)
 
     return endpoint
 
 
-async def _answer(service: Service, dialect: Dialect, request: Request, ping_s: float) -> Delivery:
+async def _answer(service: Service, ping_s: float, dialect_of: DialectOf, request: Request) -> Delivery:
+    dialect = dialect_of(request)
     attempt, asked = await _asked(service, dialect, request)
     role = call_role(service.policy.roles, request.headers, asked)
     call = await service.open_call(attempt, asked, dialect, role)
@@ -116,6 +125,17 @@ async def _answer(service: Service, dialect: Dialect, request: Request, ping_s: 
         ping_s=ping_s,
         on_delivered=lambda: service.delivered(attempt, call),
     )
+
+
+async def _count(
+    service: Service, dialect_of: DialectOf, document: Callable[[int], dict[str, Any]], request: Request
+) -> Response:
+    attempt, asked = await _asked(service, dialect_of(request), request)
+    return JSONResponse(document(await service.count_tokens(attempt, asked)))
+
+
+def _counted_response(num_tokens: int) -> dict[str, Any]:
+    return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
 
 async def _asked(service: Service, dialect: Dialect, request: Request) -> tuple[AttemptId, CanonicalRequest]:
@@ -136,8 +156,42 @@ async def _read_body(request: Request, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def _model_list(name: str) -> dict[str, Any]:
-    """One document that both vendors' clients read."""
+async def _models(service: Service, name: str, request: Request) -> Response:
+    """The one model that there is; asked for by name, any name is its."""
+    service.authenticate(presented_token(request))
+    asked = request.path_params.get("model")
+    if isinstance(_asker(request), GoogleGenerate):
+        entry = _google_model(asked or name, service.policy.context_tokens, service.policy.max_tokens)
+        return JSONResponse(entry if asked else {"models": [entry]})
+    entry = _model(asked or name)
+    return JSONResponse(entry if asked else _model_list(entry))
+
+
+def _model(name: str) -> dict[str, Any]:
+    """One document that the clients of Anthropic and of OpenAI read."""
     entry = {"id": name, "display_name": name, "type": "model", "object": "model", "owned_by": "gyre"}
-    entry |= {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+    return entry | {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _model_list(entry: dict[str, Any]) -> dict[str, Any]:
+    name = entry["id"]
     return {"object": "list", "data": [entry], "has_more": False, "first_id": name, "last_id": name}
+
+
+def _google_model(name: str, context_tokens: int, max_tokens: int) -> dict[str, Any]:
+    return {
+        "name": f"models/{name}",
+        "displayName": name,
+        "version": "1",
+        "inputTokenLimit": context_tokens,
+        "outputTokenLimit": max_tokens,
+        "supportedGenerationMethods": ["generateContent", "countTokens"],
+    }
+
+
+async def _hello(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _health(service: Service, _: Request) -> Response:
+    return JSONResponse({"status": "ok", "counts": dict(service.counts)})

@@ -2,7 +2,16 @@
 
 from gateway.dialects.anthropic import AnthropicMessages
 from gateway.dialects.base import Dialect, Reply, Stream
+from gateway.dialects.google import GoogleGenerate
 from gateway.dialects.openai import OpenAIChat
 from gateway.dialects.responses import OpenAIResponses
 
-__all__ = ["AnthropicMessages", "Dialect", "OpenAIChat", "OpenAIResponses", "Reply", "Stream"]
+__all__ = [
+    "AnthropicMessages",
+    "Dialect",
+    "GoogleGenerate",
+    "OpenAIChat",
+    "OpenAIResponses",
+    "Reply",
+    "Stream",
+]

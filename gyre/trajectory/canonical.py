@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BILLING_HEADER = "x-anthropic-billing-header:"
+UNNAMED = "#"
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -58,6 +59,11 @@ class CanonicalRequest:
     """The sampling wishes that are recorded and ignored."""
     echo: dict[str, Any] = field(default_factory=dict[str, Any])
     """What the request's own dialect must know of it to write the answer."""
+
+
+def unnamed(number: int) -> str:
+    """Stands for the id of a turn's call ``number`` that came without one."""
+    return f"{UNNAMED}{number}"
 
 
 def assistant(text: str, tool_calls: Sequence[ToolCall] = (), *, reasoning: str | None = None) -> Message:
