@@ -178,4 +178,164 @@ def _openai_follow(body: Body, answer: Any) -> Body:
     }
 
 
-DIALECTS = {spoken.name: spoken for spoken in (_anthropic(), _openai())}
+def _responses() -> Spoken:
+    tools = [
+        {
+            "type": "function",
+            "name": "exec_command",
+            "description": "run",
+            "parameters": SCHEMA,
+            "strict": False,
+        },
+        {"type": "custom", "name": "apply_patch", "description": "patch", "format": {"type": "text"}},
+        {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]},
+        {"type": "web_search"},
+    ]
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": TASK}]}
+    spoken = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        user,
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Line 12."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {
+            "type": "function_call",
+            "call_id": "call_1",
+            "name": "exec_command",
+            "arguments": json.dumps(ARGUMENTS),
+        },
+        {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "function_call_output", "call_id": "call_1", "output": RESULT},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "call_2",
+            "output": [{"type": "input_text", "text": "ok"}],
+        },
+    ]
+    base = {"model": "codex-x", "input": TASK, "max_output_tokens": 60}
+    full = {
+        "model": "codex-x",
+        "instructions": SYSTEM,
+        "input": spoken,
+        "tools": tools,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "s",
+        "max_output_tokens": 60,
+    }
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"}
+    seen = base | {"input": [{"role": "user", "content": [{"type": "input_text", "text": "See:"}, image]}]}
+    path = "/v1/responses"
+    counted = {name: full[name] for name in ("model", "instructions", "input", "tools")}
+    return Spoken(
+        "responses",
+        (
+            (path, base),
+            (path, full),
+            (path, full | {"stream": True}),
+            (path, base | {"stream": True, "input": [user]}),
+            (path, seen),
+            (path, base | {"input": LONG}),
+            (f"{path}/input_tokens", counted),
+        ),
+        ends=(b"event: response.completed", b"event: response.incomplete", b"event: response.failed"),
+        sentence=_openai_sentence,
+        follow=_responses_follow,
+    )
+
+
+def _responses_follow(body: Body, answer: Any) -> Body:
+    kinds = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+    said = [item for item in answer["output"] if item["type"] != "reasoning"]
+    results = [
+        {"type": kinds[item["type"]], "call_id": item["call_id"], "output": RESULT}
+        for item in said
+        if item["type"] in kinds
+    ]
+    given = body["input"]
+    before = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    return body | {"input": [*before, *said, *(results or [{"role": "user", "content": "Go on."}])]}
+
+
+def _google() -> Spoken:
+    declared = [
+        {"name": "run_shell_command", "description": "run", "parametersJsonSchema": SCHEMA},
+        {"name": "read_file", "parameters": {"type": "OBJECT", "properties": {"path": {"type": "STRING"}}}},
+    ]
+    user = {"role": "user", "parts": [{"text": TASK}]}
+    spoken = [
+        user,
+        {
+            "role": "model",
+            "parts": [
+                {"text": "Line 12.", "thought": True},
+                {"text": "I look."},
+                {"functionCall": {"id": "c1", "name": "run_shell_command", "args": ARGUMENTS}},
+                {"functionCall": {"name": "read_file", "args": {"path": "a"}}, "thoughtSignature": "c2ln"},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [
+                {
+                    "functionResponse": {
+                        "id": "c1",
+                        "name": "run_shell_command",
+                        "response": {"output": RESULT},
+                    }
+                },
+                {"functionResponse": {"name": "read_file", "response": {"error": "no", "code": 2}}},
+                {"text": "Go on."},
+            ],
+        },
+    ]
+    bounded = {"generationConfig": {"maxOutputTokens": 60, "temperature": 0.5, "topK": 40}}
+    base = {"contents": [user], **bounded}
+    full = base | {
+        "contents": spoken,
+        "systemInstruction": {"parts": [{"text": SYSTEM}]},
+        "tools": [{"functionDeclarations": declared}, {"googleSearch": {}}],
+        "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+        "safetySettings": [],
+    }
+    image = {"inlineData": {"mimeType": "image/png", "data": PIXEL}}
+    whole, stream = (f"/v1beta/models/gemini-x:{name}enerateContent" for name in ("g", "streamG"))
+    return Spoken(
+        "google",
+        (
+            (whole, base),
+            (whole, full),
+            (f"{stream}?alt=sse", full),
+            (stream, base),
+            (f"{stream}?alt=sse", base),
+            (whole, base | {"contents": [{"role": "user", "parts": [{"text": "See:"}, image]}]}),
+            (whole, base | {"contents": [{"parts": [{"text": LONG}]}]}),
+            ("/v1beta/models/gemini-x:countTokens", {"contents": spoken}),
+        ),
+        ends=(b'"finishReason"', b'data: {"error"'),
+        sentence=_google_sentence,
+        follow=_google_follow,
+    )
+
+
+def _google_sentence(document: Any) -> str:
+    assert isinstance(document["error"]["code"], int)
+    assert isinstance(document["error"]["status"], str)
+    return document["error"]["message"]
+
+
+def _google_follow(body: Body, answer: Any) -> Body:
+    said = answer["candidates"][0]["content"]
+    calls = [part["functionCall"] for part in said["parts"] if "functionCall" in part]
+    results = [
+        {"functionResponse": {"name": call["name"], "id": call["id"], "response": {"output": RESULT}}}
+        for call in calls
+    ]
+    return body | {
+        "contents": [*body["contents"], said, {"role": "user", "parts": results or [{"text": "Go on."}]}]
+    }
+
+
+DIALECTS = {spoken.name: spoken for spoken in (_anthropic(), _openai(), _responses(), _google())}

@@ -86,7 +86,7 @@ class Client:
         return draw.choice(self.spoken.requests)
 
     def _remember(self, path: str, body: Any, received: Received) -> None:
-        if received.status != 200 or not received.content_type.startswith("application/json"):
+        if received.status != 200 or not is_json(received.body):
             return
         try:
             follow = self.spoken.follow(body, json.loads(received.body))
@@ -114,9 +114,19 @@ def wrong(spoken: Spoken, sent: Sending, received: Received) -> str | None:
     if received.status == 200 and "event-stream" in received.content_type:
         last = received.body.rstrip().split(b"\n\n")[-1]
         return None if any(end in last for end in spoken.ends) else f"the stream ends with {last[:200]!r}"
+    if received.status == 200 and sent.method != "HEAD" and not is_json(received.body):
+        return f"an answer that is not JSON: {received.body[:300]!r}"
     if received.status < 400 or sent.method == "HEAD" or received.status in OF_NO_DIALECT:
         return None
     return unclear(spoken, received.body)
+
+
+def is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
 
 
 OF_NO_DIALECT = (404, 405, 307)
