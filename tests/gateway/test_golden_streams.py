@@ -13,12 +13,13 @@ import anthropic
 import httpx
 import openai
 import pytest
+from google import genai
+from google.genai import types
 
 from tests.gateway.scripted_engine import Part, ScriptedEngine
-from tests.gateway.test_calls import CHAT, MESSAGES, chat
+from tests.gateway.wire import DIALECTS, request_in
 
 GOLDEN = Path(__file__).parent / "golden"
-PATHS = {"anthropic": MESSAGES, "openai": CHAT}
 LOOK = '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls -l \\"a b\\"", "n": 1}}\n</tool_call>'
 SAID = {
     "text": Part('Zwölf Äpfel,\n \U0001f34e and a \\ "quote".'),
@@ -26,27 +27,44 @@ SAID = {
     "tool_use": Part(f"Let me look.\n{LOOK}\n{LOOK}"),
     "length": Part("and so on and so", finish="length"),
 }
-VOLATILE = (
-    (rb"\b(msg|chatcmpl|toolu|call)([_-])[0-9a-f]{24}\b", rb"\1\2ID"),
-    (rb'"created":\d+', rb'"created":0'),
-)
+MADE_UP = re.compile(rb"(?<=[_-])[0-9a-f]{24}\b|(?<=\"responseId\":\")[0-9a-f]{24}")
+CREATED = re.compile(rb'"created(_at)?":\d+')
 
 
 def normalised(stream: bytes) -> bytes:
-    """Ids and times replaced; equal ids stay equal in number and place."""
-    for pattern, text in VOLATILE:
-        stream = re.sub(pattern, text, stream)
-    return stream
+    """Ids numbered as they come, times 0: equal ids stay equal, different ones different."""
+    seen: dict[bytes, bytes] = {}
+    numbered = MADE_UP.sub(lambda found: seen.setdefault(found[0], b"ID%d" % len(seen)), stream)
+    return CREATED.sub(rb'"created\1":0', numbered)
+
+
+def asked(dialect: str) -> tuple[str, dict[str, Any]]:
+    """Path and body of the request that each golden stream answers."""
+    path, body = request_in(dialect, "hi", max_tokens=400, stream=True)
+    return path, body | ({"stream_options": {"include_usage": True}} if dialect == "openai" else {})
 
 
 @pytest.mark.parametrize("kind", SAID)
-@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a14_golden_stream(http: httpx.Client, engine: ScriptedEngine, dialect: str, kind: str) -> None:
     engine.script = lambda request, prompt: SAID[kind]
-    options = {"stream_options": {"include_usage": True}} if dialect == "openai" else {}
-    answer = http.post(PATHS[dialect], json=chat("hi", max_tokens=400, stream=True, **options))
+    path, body = asked(dialect)
+    answer = http.post(path, json=body)
     assert answer.headers["content-type"] == "text/event-stream"
     assert normalised(answer.content) == (GOLDEN / f"{dialect}_{kind}.sse").read_bytes()
+
+
+def test_google_array_has_the_elements_of_its_event_stream(
+    http: httpx.Client, engine: ScriptedEngine
+) -> None:
+    for part in SAID.values():
+        engine.script = lambda request, prompt, part=part: part
+        path, body = asked("google")
+        events, array = http.post(path, json=body), http.post(path.removesuffix("?alt=sse"), json=body)
+        assert array.headers["content-type"] == "application/json"
+        lines = normalised(events.content).decode().splitlines()
+        elements = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+        assert json.loads(normalised(array.content)) == elements
 
 
 @contextmanager
@@ -110,3 +128,45 @@ def test_openais_client_reads_the_golden_streams() -> None:
         "stop",
         "tool_calls",
     ]
+
+
+def test_openais_client_reads_the_golden_responses() -> None:
+    def read(kind: str) -> Any:
+        with (
+            replaying(f"responses_{kind}.sse") as url,
+            openai.OpenAI(api_key="k", base_url=url, max_retries=0) as client,
+            client.responses.stream(model="m", input="hi") as stream,
+        ):
+            *events, last = stream
+        assert [event.sequence_number for event in [*events, last]] == list(range(len(events) + 1))
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+        assert [item.id for item in done] == [item.id for item in last.response.output]
+        return last.response
+
+    assert read("text").output_text == SAID["text"].text
+    reasoning, message = read("thinking").output
+    assert (reasoning.summary[0].text, message.content[0].text) == ("Twelve, I think.", "Twelve.")
+    _, *calls = read("tool_use").output
+    assert [json.loads(call.arguments) for call in calls] == [ARGUMENTS, ARGUMENTS]
+    length = read("length")
+    assert (length.status, length.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_googles_client_reads_the_golden_streams() -> None:
+    def read(kind: str) -> list[Any]:
+        options = types.HttpOptions(base_url="-")
+        with replaying(f"google_{kind}.sse") as options.base_url:
+            client = genai.Client(api_key="k", http_options=options)
+            chunks = list(client.models.generate_content_stream(model="m", contents="hi"))
+            client.close()
+        assert [bool(chunk.candidates[0].finish_reason) for chunk in chunks].count(True) == 1
+        parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts]
+        return [*parts, chunks[-1].candidates[0].finish_reason.value]
+
+    text, _, reason = read("text")
+    assert (text.text, reason) == (SAID["text"].text, "STOP")
+    thought, text, *_ = read("thinking")
+    assert (thought.thought, thought.text, text.text) == (True, "Twelve, I think.", "Twelve.")
+    _, *calls, reason = read("tool_use")
+    assert ([call.function_call.args for call in calls], reason) == ([ARGUMENTS, ARGUMENTS], "STOP")
+    assert read("length")[-1] == "MAX_TOKENS"
