@@ -66,12 +66,20 @@ class AttemptState:
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
     num_in_flight: int = 0
+    next_index: int = 0
+    """Of the next call, if no other gateway took it; never below ``num_calls``."""
 
     @property
     def busy(self) -> bool:
         """Whether a call is under way or a client still waits for one."""
         waited_for = (call.connected for calls_of_key in self.live.values() for call in calls_of_key)
         return self.num_in_flight > 0 or any(waited_for)
+
+    def take_index(self) -> int:
+        """An index that no other call of this gateway has."""
+        index = max(self.next_index, self.num_calls)
+        self.next_index = index + 1
+        return index
 
     def remember(self, node: Node, match_key: str | None, answer: Answer | None) -> None:
         """Take a committed node into the tree; ``answer`` is what a sampled one was read as."""

@@ -2,13 +2,14 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from db import attempts, calls
+from db import attempts, calls, recording
 from gateway.attempts import AttemptState, LiveCall, Prompt, finished_of, restore_tree
+from gateway.batches import Batches
 from gateway.dialects.base import Finished
 from gateway.engines import Sampled
 from gateway.store import Store
@@ -36,6 +37,8 @@ class Recorder:
         self._dead_prefix = f"{address}/"
         self._owner = f"{address}/{uuid.uuid4().hex}"
         self._held: set[CallId] = set()
+        self._begins = Batches[recording.Begin](store, self._begin_all)
+        self._commits = Batches[recording.Commit](store, self._commit_all)
 
     async def begin(
         self, state: AttemptState, new: calls.NewCall, sampling: Callable[[int], SamplingParams]
@@ -46,11 +49,11 @@ class Recorder:
         row of the first time, if there is one, is held by nobody: its lease runs out.
         """
 
-        def work(session: Session) -> int:
-            parameters = lambda index: sampling(index).model_dump()  # noqa: E731
-            return calls.begin(session, state.attempt, new, parameters, owner=self._owner, ttl_s=LEASE_S)
-
-        index = await self._store.run(work)
+        parameters = lambda index: sampling(index).model_dump()  # noqa: E731
+        index = state.take_index()
+        if not await self._begins.put(recording.Begin(state.attempt, index, new, parameters(index))):
+            begin = lambda s: calls.begin(s, state.attempt, new, parameters, owner=self._owner, ttl_s=LEASE_S)  # noqa: E731
+            index = await self._store.run(begin)
         self._held.add(call_id(state.attempt, index))
         return index
 
@@ -128,9 +131,17 @@ class Recorder:
     async def _committed(
         self, call: LiveCall, state: AttemptState, nodes: list[calls.NewNode], outcome: calls.Outcome
     ) -> bool:
+        if await self._commits.put(recording.Commit(call.id, state.attempt, nodes, outcome)):
+            return True
         return await self._store.run(
             lambda s: calls.commit(s, call.id, state.attempt, self._owner, nodes, outcome)
         )
+
+    def _begin_all(self, session: Session, begins: Sequence[recording.Begin]) -> set[CallId]:
+        return recording.begin(session, begins, owner=self._owner, ttl_s=LEASE_S)
+
+    def _commit_all(self, session: Session, commits: Sequence[recording.Commit]) -> set[CallId]:
+        return recording.commit(session, commits, owner=self._owner)
 
     async def _answered_elsewhere(self, call: LiveCall) -> Finished:
         """The answer of a call that is not ours in flight: a lost commit of ours, or another gateway's."""

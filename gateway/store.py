@@ -13,6 +13,8 @@ from sqlalchemy.orm import Session
 from db.session import transaction
 
 T = TypeVar("T")
+AWAY = (OperationalError, InterfaceError)
+"""Postgres does not answer; every other failure is about what was asked of it."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
 
 
@@ -32,7 +34,7 @@ class Store:
         while True:
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, self._once, work)
-            except (OperationalError, InterfaceError):
+            except AWAY:
                 if time.monotonic() + delay > deadline:
                     raise
             await asyncio.sleep(delay)

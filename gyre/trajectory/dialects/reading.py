@@ -20,7 +20,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     neither a hash nor a tokenizer can take them.
     """
     try:
-        body = _with_whole_characters(raw) if b"\\ud" in raw.lower() else from_json(raw, allow_inf_nan=False)
+        halves = b"\\ud" in raw or b"\\uD" in raw
+        body = _with_whole_characters(raw) if halves else from_json(raw, allow_inf_nan=False)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the request body is not JSON: {error}") from None
     if not isinstance(body, dict):

@@ -1,0 +1,69 @@
+"""Writes of many calls gathered into one transaction while the one before is under way."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from sqlalchemy.orm import Session
+
+from gateway.store import AWAY, Store
+from gyre.contracts.ids import CallId
+
+MOST_AT_ONCE = 64
+"""Calls of one transaction: enough to share a flush to the disk, few enough to keep locks short."""
+
+
+class OfCall(Protocol):
+    """What is written of one call."""
+
+    @property
+    def call(self) -> CallId: ...
+
+
+I = TypeVar("I", bound=OfCall)  # noqa: E741
+
+
+class Batches(Generic[I]):
+    """One transaction at a time; what comes meanwhile goes with the next one.
+
+    A lone call is written at once, and a busy gateway needs fewer transactions, not more.
+    """
+
+    def __init__(self, store: Store, write: Callable[[Session, Sequence[I]], set[CallId]]) -> None:
+        """``write`` returns the calls that it could write, and leaves the others as they are."""
+        self._store, self._write = store, write
+        self._waiting: list[tuple[I, asyncio.Future[bool]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def put(self, item: I) -> bool:
+        """Whether the item is written and committed. If not, nothing of it is: it must be tried apart.
+
+        Raises OperationalError or InterfaceError when Postgres was away for too long.
+        """
+        written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, written))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all())
+        return await written
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+            try:
+                done = await self._written([item for item, _ in batch])
+            except AWAY as error:
+                for _, written in batch:
+                    if not written.cancelled():
+                        written.set_exception(error)
+            else:
+                for item, written in batch:
+                    if not written.cancelled():
+                        written.set_result(item.call in done)
+
+    async def _written(self, items: Sequence[I]) -> set[CallId]:
+        try:
+            return await self._store.run(lambda s: self._write(s, items))
+        except AWAY:
+            raise
+        except Exception:  # the fault of one of them, so nothing is written: each is tried apart
+            return set()
