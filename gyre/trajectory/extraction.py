@@ -6,8 +6,9 @@ whole path, repeat (as in QwenGyre, arXiv 2609.33848).
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ROLES = ("main", "main_summary", "subagent", "subagent_summary")
 """Role classes that are trained, highest first. ``side`` calls are recorded and never trained."""
@@ -40,44 +41,58 @@ class Path:
 
 
 def extract(nodes: Sequence[Node], *, max_paths: int, seed: str) -> list[Path]:
-    """At most ``max_paths`` paths; the same for any order of ``nodes``.
+    """At most ``max_paths`` paths; the same for any order of ``nodes``. Time: nodes x paths.
 
     A node that a path leaves before its end (a branch inside it) can only be a target of a path
-    that holds it whole.
+    that holds it whole. A leaf is of the highest role class that has unmasked nodes on its path.
     """
     by_id = {node.id: node for node in nodes}
+    downwards = sorted(nodes, key=lambda node: (node.position, node.id))
     leaves = sorted(_leaves(nodes), key=lambda node: node.id)
-    on_path = {leaf.id: _whole_ancestors(leaf, by_id) for leaf in leaves}
-    draw, masked, paths = random.Random(seed), set[str](), list[Path]()
-    while len(paths) < max_paths and (candidates := _candidates(leaves, on_path, masked)):
-        role = min((r for r, _, _ in candidates), key=ROLES.index)
-        pool = [(leaf, fresh) for r, leaf, fresh in candidates if r == role]
-        weights = [sum(node.num_tokens for node in fresh) for _, fresh in pool]
-        leaf, fresh = draw.choices(pool, weights=weights)[0]
-        masked |= {node.id for node in on_path[leaf.id]}
-        paths.append(_path(leaf, role, fresh))
+    unmasked = {node.id for node in nodes if node.trainable and node.role in ROLES}
+    draw, paths = random.Random(seed), list[Path]()
+    while unmasked and len(paths) < max_paths:
+        fresh = _fresh_to(downwards, by_id, unmasked)
+        first = min(fresh[leaf.id].role for leaf in leaves)
+        pool = [leaf for leaf in leaves if fresh[leaf.id].role == first]
+        leaf = draw.choices(pool, weights=[fresh[leaf.id].num_tokens for leaf in pool])[0]
+        targets = [node for node in _whole_ancestors(leaf, by_id) if node.id in unmasked]
+        unmasked -= {node.id for node in targets}
+        paths.append(_path(leaf, ROLES[first], targets))
     return paths
 
 
-def _candidates(
-    leaves: Sequence[Node], on_path: Mapping[str, Sequence[Node]], masked: set[str]
-) -> list[tuple[str, Node, list[Node]]]:
-    """(role class, leaf, its unmasked trainable nodes) of each leaf that still has some."""
-    found: list[tuple[str, Node, list[Node]]] = []
-    for leaf in leaves:
-        fresh = [n for n in on_path[leaf.id] if n.trainable and n.role in ROLES and n.id not in masked]
-        if fresh:
-            found.append((min((n.role for n in fresh), key=ROLES.index), leaf, fresh))
-    return found
+class _Fresh(NamedTuple):
+    """Unmasked nodes that are whole on the way from the root to some place."""
+
+    num_tokens: int
+    role: int
+    """The highest class among them, as an index of ROLES; its length if there are none."""
 
 
-def _path(leaf: Node, role: str, fresh: Sequence[Node]) -> Path:
+def _fresh_to(downwards: Iterable[Node], by_id: Mapping[str, Node], unmasked: Set[str]) -> dict[str, _Fresh]:
+    """What is unmasked on the way to the end of each node; parents come before children."""
+    above: dict[str, _Fresh] = {}
+    through: dict[str, _Fresh] = {}
+    for node in downwards:
+        here = _Fresh(0, len(ROLES))
+        if node.parent_id is not None:
+            whole = node.parent_offset == by_id[node.parent_id].num_tokens
+            here = (through if whole else above)[node.parent_id]
+        above[node.id] = here
+        if node.id in unmasked:
+            here = _Fresh(here.num_tokens + node.num_tokens, min(here.role, ROLES.index(node.role)))
+        through[node.id] = here
+    return through
+
+
+def _path(leaf: Node, role: str, targets: Sequence[Node]) -> Path:
     return Path(
         leaf_id=leaf.id,
         role=role,
         num_tokens=leaf.position + leaf.num_tokens,
-        target_ids=tuple(node.id for node in fresh),
-        num_targets=sum(node.num_tokens for node in fresh),
+        target_ids=tuple(node.id for node in targets),
+        num_targets=sum(node.num_tokens for node in targets),
     )
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,9 +64,91 @@ def test_independent_of_arrival_order(nodes: list[Node], cap: int, order: random
 
 
 @given(trees(), st.integers(1, 20))
-def test_higher_roles_come_first(nodes: list[Node], cap: int) -> None:
-    roles = [ROLES.index(path.role) for path in extract(nodes, max_paths=cap, seed="s")]
-    assert roles == sorted(roles)
+def test_the_highest_role_that_has_unmasked_tokens_comes_next(nodes: list[Node], cap: int) -> None:
+    by_id = {node.id: node for node in nodes}
+    left = {node.id for node in nodes if node.trainable and node.role in ROLES}
+    for path in extract(nodes, max_paths=cap, seed="s"):
+        assert path.role == min((by_id[name].role for name in left), key=ROLES.index)
+        assert path.role in {by_id[name].role for name in path.target_ids}
+        left -= set(path.target_ids)
+    assert not left or len(extract(nodes, max_paths=cap, seed="s")) == cap
+
+
+@given(trees(), st.integers(1, 20))
+def test_a_chosen_path_is_masked_whole(nodes: list[Node], cap: int) -> None:
+    """Everything trainable on it is its target or was one before, so no later path trains it."""
+    by_id = {node.id: node for node in nodes}
+    done: set[str] = set()
+    for path in extract(nodes, max_paths=cap, seed="s"):
+        whole = {name for name, taken in walk(by_id, path.leaf_id) if taken == by_id[name].num_tokens}
+        trainable = {name for name in whole if by_id[name].trainable and by_id[name].role in ROLES}
+        assert set(path.target_ids) == trainable - done
+        done |= trainable
+
+
+def walk(by_id: dict[str, Node], leaf: str) -> Iterator[tuple[str, int]]:
+    """(node, how many of its tokens are on the path) from a leaf to its root."""
+    name, taken = leaf, by_id[leaf].num_tokens
+    while True:
+        yield name, taken
+        node = by_id[name]
+        if node.parent_id is None:
+            return
+        name, taken = node.parent_id, node.parent_offset
+
+
+@given(trees(), st.integers(1, 5), st.text(max_size=3))
+def test_the_same_seed_gives_the_same_paths(nodes: list[Node], cap: int, seed: str) -> None:
+    assert extract(nodes, max_paths=cap, seed=seed) == extract(nodes, max_paths=cap, seed=seed)
+
+
+def fork(sizes: dict[str, int]) -> list[Node]:
+    """A shared answer of 50 tokens, with an answer of each size behind it."""
+    root = Node("root", None, 0, 0, 50, trainable=True, role="main")
+    behind = [Node(name, "root", 50, 50, size, trainable=True, role="main") for name, size in sizes.items()]
+    side = Node("side", None, 0, 0, 10_000, trainable=True, role="side")
+    context = Node("context", "root", 50, 50, 10_000, trainable=False, role="main")
+    return [root, *behind, side, context]
+
+
+def test_a_leaf_is_drawn_by_its_unmasked_tokens() -> None:
+    """First 50 more for each leaf (also for the one of context alone), then only what the first path left."""
+    sizes = {"a": 10, "b": 40, "c": 150}
+    draws = [extract(fork(sizes), max_paths=2, seed=str(number)) for number in range(4000)]
+    first = Counter(paths[0].leaf_id for paths in draws)
+    weights = {name: size + 50 for name, size in sizes.items()} | {"context": 50}
+    for name, weight in weights.items():
+        expected = weight / sum(weights.values())
+        # Five standard errors: these seeds are fixed, so this holds always or never.
+        assert abs(first[name] / 4000 - expected) < 5 * (expected * (1 - expected) / 4000) ** 0.5
+    after_c = Counter(paths[1].leaf_id for paths in draws if paths[0].leaf_id == "c")
+    total = sum(after_c.values())
+    assert set(after_c) == {"a", "b"}
+    assert abs(after_c["b"] / total - 40 / 50) < 5 * (0.8 * 0.2 / total) ** 0.5
+
+
+def test_a_long_execution_costs_nodes_times_paths() -> None:
+    """Counted, not timed: 1,000 turns, each re-asked once, look at each node as often as 20 turns do."""
+
+    class Counting(str):
+        looked_at = 0
+
+        def __hash__(self) -> int:
+            Counting.looked_at += 1
+            return super().__hash__()
+
+    def looks(turns: int) -> float:
+        nodes: list[Node] = []
+        for turn in range(turns):
+            parent = nodes[-2] if nodes else None
+            place = (None, 0, 0) if parent is None else (parent.id, 10, parent.position + 10)
+            for kind in ("answer", "again"):
+                nodes.append(Node(Counting(f"{kind}{turn}"), *place, 10, trainable=True, role="main"))
+        Counting.looked_at = 0
+        assert len(extract(nodes, max_paths=5, seed="s")) == 5
+        return Counting.looked_at / len(nodes)
+
+    assert looks(1000) < 1.5 * looks(20)
 
 
 items = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=24)
