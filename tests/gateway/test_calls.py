@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -9,17 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
+from sqlalchemy import update
 
 from db import attempts
-from db.models import QueryGroup, RunConfig
+from db.models import ModelCall, QueryGroup, RunConfig
 from db.session import transaction
 from gateway.service import call_seed
 from gyre.contracts.engine import GenerateRequest
 from gyre.contracts.lifecycle import EndReason, Purpose
 from gyre.contracts.tokens import attempt_token
+from gyre.trajectory.answers import short_hash
 from gyre.trajectory.arrays import unpack_ids, unpack_logprobs
 from tests.gateway.conftest import EXECUTION, World, gateway_process, gateway_thread, sse_events, wait_until
 from tests.gateway.scripted_engine import Part, ScriptedEngine
+from tests.gateway.wire import DIALECTS, PATHS, refusal_in, request_in, text_in
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -75,12 +79,13 @@ def test_greedy_groups_sample_at_temperature_0(world: World, engine: ScriptedEng
     assert engine.requests[0].sampling_params.temperature == 0
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a15_stream_and_whole_leave_equal_records(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine, path: str
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str
 ) -> None:
     for stream in (False, True):
-        http.post(path, json=chat("hi", max_tokens=50, stream=stream)).raise_for_status()
+        path, body = request_in(dialect, "hi", max_tokens=50, stream=stream)
+        http.post(path, json=body).raise_for_status()
     first, second = gateway.calls()
     assert first.request_key == second.request_key
     assert first.response | {"tool_calls": []} == second.response
@@ -108,33 +113,67 @@ def test_connected_twins_are_siblings(http: httpx.Client, gateway: World, engine
     assert len([n for n in gateway.nodes() if n.kind == "context"]) == 1
 
 
-def test_retry_joins_a_call_in_flight(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_retry_joins_a_call_in_flight(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str, stream: bool
+) -> None:
+    """Whether the retry streams or not: Claude Code changes that."""
     engine.script = by_seed
     engine.gate.clear()
-    abandon(gateway, chat("hi", stream=True))
+    path, body = request_in(dialect, "hi", stream=stream)
+    abandon(gateway, body, path)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(http.post, CHAT, json=chat("hi"))
+        path, body = request_in(dialect, "hi")
+        asked = pool.submit(http.post, path, json=body)
         wait_until(lambda: http.get("/health").json()["counts"].get("joined") == 1)
         engine.gate.set()
-        said(asked.result())
+        assert text_in(dialect, asked.result().json()) == gateway.calls()[0].response["text"]
     assert len(engine.requests) == len(gateway.calls()) == 1
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def ids_in(answer: httpx.Response) -> list[str]:
+    """The ids of an answer, of its items and of its calls, in their order."""
+    return list(dict.fromkeys(re.findall(r"[0-9a-f]{24}", answer.text)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_b11_retry_replays_a_committed_answer(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine, path: str
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str, stream: bool
 ) -> None:
+    """The connection is cut; the same request gets the same ids, and asked once more it is another call."""
     engine.script = lambda r, p: f'<tool_call>{{"name": "f", "arguments": {{"x": {len(p)}}}}}</tool_call>'
     engine.gate.clear()
-    abandon(gateway, chat("hi", max_tokens=300), path)
+    path, body = request_in(dialect, "hi", max_tokens=300, stream=stream)
+    abandon(gateway, body, path)
     engine.gate.set()
     wait_until(lambda: gateway.calls()[0].status == "committed")
-    replayed = http.post(path, json=chat("hi", max_tokens=300)).json()
+    replayed = http.post(path, json=body)
     (call,) = gateway.calls()
-    assert call.response["tool_calls"][0]["id"] in json.dumps(replayed)
+    assert call.response["tool_calls"][0]["id"].partition("_")[2] in ids_in(replayed)
+    assert short_hash(call.id) in ids_in(replayed)
     assert len(engine.requests) == 1
-    other = http.post(path, json=chat("hi", max_tokens=300)).json()
-    assert other["id"] != replayed["id"]
+    other = http.post(path, json=body)
+    assert not set(ids_in(other)) & set(ids_in(replayed))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_b11_the_next_gateway_replays_what_was_not_delivered(
+    world: World, engine: ScriptedEngine, dialect: str
+) -> None:
+    engine.script = lambda request, prompt: '<think>why</think>so<tool_call>{"name": "f"}</tool_call>'
+    path, body = request_in(dialect, "hi", max_tokens=300, stream=True)
+    streams: list[bytes] = []
+    for _ in range(2):
+        with gateway_thread(world):
+            streams.append(httpx.post(f"{world.url}/t/{world.token}{path}", json=body).content)
+            wait_until(lambda: world.calls()[0].delivered_at)
+        with transaction(world.database) as session:
+            session.execute(update(ModelCall).values(delivered_at=None))
+    created = re.compile(rb'"created(_at)?":\d+')
+    assert created.sub(b"", streams[0]) == created.sub(b"", streams[1])
+    assert len(engine.requests) == 1
 
 
 def test_content_comes_after_the_commit(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
@@ -207,8 +246,9 @@ def test_engine_away_for_too_long_is_an_error(world: World, engine: ScriptedEngi
     assert {c.status for c in world.calls()} == {"failed"}
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
-def test_bad_tokens_are_401(gateway: World, path: str) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_bad_tokens_are_401(gateway: World, dialect: str) -> None:
+    path, body = request_in(dialect, "hi")
     tokens = [
         "",
         "gy-",
@@ -221,9 +261,9 @@ def test_bad_tokens_are_401(gateway: World, path: str) -> None:
     tokens.append(attempt_token(b"secret of the run", "run/r/group/0/rollout/0/attempt/9"))
     for token in tokens:
         headers = {"authorization": f"Bearer {token}".encode()} if token else {}
-        answer = httpx.post(gateway.url + path, json=chat("hi"), headers=headers)
+        answer = httpx.post(gateway.url + path, json=body, headers=headers)
         assert answer.status_code == 401, token
-        assert answer.json()["error"]["type"] == "authentication_error"
+        assert refusal_in(answer.json())[0] in ("authentication_error", "UNAUTHENTICATED")
 
 
 def test_token_as_x_api_key_and_in_the_url(gateway: World) -> None:
@@ -234,6 +274,27 @@ def test_token_as_x_api_key_and_in_the_url(gateway: World) -> None:
     assert httpx.head(f"{gateway.url}/t/{gateway.token}/api/hello").status_code == 200
 
 
+def test_google_keys_are_tokens_and_get_googles_words(gateway: World) -> None:
+    for address in (f"/v1beta/models?key={gateway.token}", f"/v1/models?key={gateway.token}"):
+        assert "models" in httpx.get(gateway.url + address).json()
+    for version in ("v1", "v1beta"):
+        url = f"{gateway.url}/{version}/models/m:generateContent"
+        answer = httpx.post(
+            url, json=request_in("google", "hi")[1], headers={"x-goog-api-key": gateway.token}
+        )
+        assert text_in("google", answer.json()) == "done"
+    refused = httpx.get(f"{gateway.url}/v1beta/models")
+    assert (refused.status_code, refused.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/t/x/v1/responses"])
+def test_websocket_probes_get_405(gateway: World, path: str) -> None:
+    """Codex' own provider tries one first, and goes on with POST."""
+    key = {"sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==", "sec-websocket-version": "13"}
+    headers = {"connection": "Upgrade", "upgrade": "websocket", **key}
+    assert httpx.get(gateway.url + path, headers=headers).status_code == 405
+
+
 def test_unix_socket_serves_the_same(gateway: World) -> None:
     transport = httpx.HTTPTransport(uds=str(gateway.folder / "g.sock"))
     with httpx.Client(transport=transport, base_url="http://gateway") as client:
@@ -241,24 +302,25 @@ def test_unix_socket_serves_the_same(gateway: World) -> None:
     assert said(answer) == "done"
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_g3_sealed_attempt_is_410(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine, path: str
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str
 ) -> None:
     engine.gate.clear()
-    abandon(gateway, chat("first", max_tokens=9), path)
+    path, body = request_in(dialect, "first")
+    abandon(gateway, body, path)
     with transaction(gateway.database) as session:
         attempts.seal(session, gateway.attempt, EndReason.EXITED)
     engine.gate.set()
     for text in ("first", "second"):
-        answer = http.post(path, json=chat(text, max_tokens=9))
+        answer = http.post(path, json=request_in(dialect, text)[1])
         assert answer.status_code == 410
         assert "sealed" in answer.json()["error"]["message"]
     wait_until(lambda: [c.status for c in gateway.calls()] == ["failed"])
     assert gateway.nodes() == []
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
     "body",
     [
@@ -277,11 +339,12 @@ def test_g3_sealed_attempt_is_410(
         b"\xff\xfe",
     ],
 )
-def test_bad_bodies_get_one_sentence(http: httpx.Client, path: str, body: bytes) -> None:
-    answer = http.post(path, content=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert answer.json()["error"]["message"]
+def test_bad_bodies_get_one_sentence(http: httpx.Client, dialect: str, body: bytes) -> None:
+    """What one dialect takes for a message is a wrong body in another."""
+    answer = http.post(PATHS[dialect], content=body)
+    kind, sentence = refusal_in(answer.json())
+    assert (answer.status_code, kind) in [(400, "invalid_request_error"), (400, "INVALID_ARGUMENT")]
+    assert sentence
 
 
 def limited(world: World, **changes: dict[str, int]) -> None:

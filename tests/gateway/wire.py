@@ -40,3 +40,9 @@ def text_in(dialect: str, answer: dict[str, Any]) -> str:
             return "".join(part["text"] for item in answer["output"] for part in item.get("content", []))
         case _:
             return "".join(part["text"] for part in answer["candidates"][0]["content"]["parts"])
+
+
+def refusal_in(answer: dict[str, Any]) -> tuple[str, str]:
+    """Kind and sentence of an error answer: only Google calls its kind a status."""
+    error = answer["error"]
+    return error.get("type") or error["status"], error["message"]
