@@ -2,13 +2,13 @@
 
 An adapter's ``command``, ``environment``, ``files`` and ``mounts`` are templates over
 ``{instruction} {instruction_file} {base_url} {token} {model} {workspace} {home} {python} {binary}
-{repository} {options.NAME} {mounts.NAME}``.
+{repository} {options.NAME} {mounts.NAME}``. A nested list of ``command`` and a variable of ``environment``
+are left away when an option that they name is empty.
 """
 
 import functools
 import json
 import re
-import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gyre.contracts.errors import BadInput
 from gyre.contracts.roles import RoleRule
-from gyre.sandbox import isolation
+from gyre.sandbox import isolation, programs
 from gyre.sandbox.attempts import REPOSITORY, HarnessSpec, Limits
 
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -36,8 +36,8 @@ class Adapter(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    dialect: Literal["openai", "anthropic"]
-    command: list[str] = Field(min_length=1)
+    dialect: Literal["openai", "anthropic", "responses"]
+    command: list[str | list[str]] = Field(min_length=1)
     environment: dict[str, str]
     """How the token and the gateway's address reach the harness is written here."""
     files: dict[str, str] = Field(default_factory=dict[str, str])
@@ -47,7 +47,11 @@ class Adapter(BaseModel):
     options: dict[str, str] = Field(default_factory=dict[str, str])
     """Known options with their defaults; ``[harness.options]`` of the run file changes them."""
     binary: str | None = None
-    """A program found by the option ``binary`` or on PATH; its folder is mounted."""
+    """A program found by the option ``binary`` or on PATH; what it needs is mounted."""
+    version: str | None = None
+    """The one that everything here was seen working with."""
+    package: str | None = None
+    """``npm:NAME`` or ``pypi:NAME``, where the program comes from."""
     limit_address_space: bool = True
     roles: tuple[RoleRule, ...] = ()
     """What each model call is for: the first rule that holds, else ``main``. Read by the gateway."""
@@ -92,7 +96,7 @@ def check_harness(name: str, options: dict[str, str]) -> None:
         if not Path(folder).is_dir():
             raise BadInput(f"harness {name}: its folder {mount!r} is not there: {folder}")
     if adapter.binary:
-        _node_prefix(adapter, _find_binary(adapter, options))
+        _program(adapter, options)
 
 
 def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> HarnessSpec:
@@ -122,8 +126,8 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
     env = {"PATH": path, "HOME": values["home"], "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
     return HarnessSpec(
         directory=launch.directory,
-        argv=[_fill(part, values) for part in adapter.command],
-        env=env | {name: _fill(value, values) for name, value in adapter.environment.items()},
+        argv=_argv(adapter, values),
+        env=env | _environment(adapter, values),
         cwd=values["workspace"],
         time_limit_s=launch.time_limit_s,
         limits=Limits(
@@ -135,7 +139,7 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
         gateway_socket=launch.gateway_socket,
         read_only=[
             [str(instruction), "/gyre/instruction.md"],
-            *([folder, inside] for folder, inside in mounts.values() if folder != inside),
+            *([folder, inside] for folder, inside in mounts.values() if not _in_usr(folder)),
         ],
         writable=[[str(workspace), isolation.WORKSPACE], [str(home), isolation.HOME]],
     )
@@ -154,51 +158,73 @@ def _options(adapter: Adapter, given: dict[str, str]) -> dict[str, str]:
     return adapter.options | given
 
 
+def _argv(adapter: Adapter, values: dict[str, str]) -> list[str]:
+    groups = [part if isinstance(part, list) else [part] for part in adapter.command]
+    return [_fill(part, values) for group in groups if _wanted(group, values) for part in group]
+
+
+def _environment(adapter: Adapter, values: dict[str, str]) -> dict[str, str]:
+    given = adapter.environment.items()
+    return {name: _fill(text, values) for name, text in given if _wanted([text], values)}
+
+
+def _wanted(templates: list[str], values: dict[str, str]) -> bool:
+    """Whether no option that they name is empty."""
+    named = {name for text in templates for name in PLACEHOLDER.findall(text)}
+    return all(values.get(name) != "" for name in named if name.startswith("options."))
+
+
 def _mounts(
     adapter: Adapter, options: dict[str, str], values: dict[str, str], plain: bool
 ) -> tuple[dict[str, tuple[str, str]], str]:
     """``name -> (folder here, folder inside)`` and PATH; sets ``{binary}`` in ``values``."""
     folders = {name: _fill(template, values) for name, template in adapter.mounts.items()}
-    program = _find_binary(adapter, options) if adapter.binary else None
+    program = _program(adapter, options) if adapter.binary else None
     if program:
-        folders["binary"] = str(program.parent)
-        if node := _node_prefix(adapter, program):
-            folders["node"] = node
+        folders["binary"] = str(program.folder)
+        if program.node:
+            folders["node"] = str(program.node)
     mounts = {
-        name: (folder, folder if plain or f"{folder}/".startswith("/usr/") else f"/harness/{name}")
+        name: (folder, folder if plain or _in_usr(folder) else _inside(name, folder))
         for name, folder in folders.items()
     }
     if program:
-        values["binary"] = f"{mounts['binary'][1]}/{program.name}"
+        values["binary"] = f"{mounts['binary'][1]}/{program.path.relative_to(program.folder)}"
+        mounts |= {f"python{i}": (str(path), str(path)) for i, path in enumerate(program.python)}
     return mounts, f"{mounts['node'][1]}/bin:{SYSTEM_PATH}" if "node" in mounts else SYSTEM_PATH
 
 
-def _find_binary(adapter: Adapter, options: dict[str, str]) -> Path:
+def _in_usr(folder: str) -> bool:
+    """Every sandbox sees it."""
+    return f"{folder}/".startswith("/usr/")
+
+
+def _inside(name: str, folder: str) -> str:
+    # Node finds packages by the name of the folder that they lie in.
+    return f"/harness/{name}/node_modules" if Path(folder).name == "node_modules" else f"/harness/{name}"
+
+
+def _program(adapter: Adapter, options: dict[str, str]) -> programs.Program:
     wanted = options.get("binary", adapter.binary or "")
-    found = shutil.which(wanted)
-    if found is None:
-        raise BadInput(
-            f"harness {adapter.name}: no program {wanted!r} (install it or set harness.options.binary)"
-        )
-    return Path(found).resolve()
+    return programs.find(wanted, f"harness {adapter.name}", _advice(adapter))
 
 
-def _node_prefix(adapter: Adapter, program: Path) -> str | None:
-    """The Node installation that a program written for Node needs; None for a native program."""
-    with program.open("rb") as file:
-        first = file.readline(200)
-    if not (first.startswith(b"#!") and b"node" in first):
-        return None
-    node = shutil.which("node")
-    if node is None:
-        raise BadInput(f"harness {adapter.name} needs Node: no program 'node' on PATH")
-    return str(Path(node).resolve().parent.parent)
+def _advice(adapter: Adapter) -> str:
+    """How to come by the program."""
+    source, _, package = (adapter.package or "").partition(":")
+    commands = {
+        "npm": f"npm install -g {package}@{adapter.version}",
+        "pypi": f"pip install {package}=={adapter.version}",
+    }
+    install = commands.get(source, "install it")
+    return f"{install}, or set harness.options.binary"
 
 
 def _check_placeholders(adapter: Adapter) -> None:
     known = PLAIN_NAMES | {f"options.{name}" for name in adapter.options}
     known |= {f"mounts.{name}" for name in adapter.mounts}
-    texts = [*adapter.command, *adapter.environment.values(), *adapter.mounts.values()]
+    arguments = [part for group in adapter.command for part in ([group] if isinstance(group, str) else group)]
+    texts = [*arguments, *adapter.environment.values(), *adapter.mounts.values()]
     for text in texts:
         for name in PLACEHOLDER.findall(text):
             if name not in known:

@@ -26,18 +26,23 @@ def launch(directory: Path, gateway: str = "/no/socket", **changes: object) -> a
 def test_every_adapter_of_the_catalogue_loads_and_passes_the_token(path: Path) -> None:
     adapter = adapters.load_adapter(path.stem)
     assert adapter.name == path.stem
-    assert "{token}" in "".join([*adapter.command, *adapter.environment.values(), *adapter.files.values()])
+    assert "{token}" in "".join([*adapter.environment.values(), *adapter.files.values()])
+    # Everybody on a machine can read a command line.
+    assert "{token}" not in str(adapter.command)
+    assert (adapter.binary is None) == (adapter.version is None) == (adapter.package is None)
 
 
 def test_unknown_adapters_and_options_are_named_with_what_is_allowed() -> None:
-    with pytest.raises(BadInput, match=r"'nope'.*claude-code, tiny"):
+    with pytest.raises(BadInput, match=r"'nope'.*claude-code, codex, .*, tiny"):
         adapters.check_harness("nope", {})
     with pytest.raises(BadInput, match=r"'harness.options.turns'.*max_turns"):
         adapters.check_harness("tiny", {"turns": "3"})
-    with pytest.raises(BadInput, match=r"no program '/no/claude'"):
+    with pytest.raises(BadInput, match=r"no program '/no/claude' \(npm install -g .*claude-code@2"):
         adapters.check_harness("claude-code", {"binary": "/no/claude"})
     with pytest.raises(BadInput, match=r"not there: /no/folder"):
         adapters.check_harness("tiny", {"folder": "/no/folder"})
+    with pytest.raises(BadInput, match=r"pip install mini-swe-agent==2"):
+        adapters.check_harness("mini-swe-agent", {"binary": "/no/mini"})
     adapters.check_harness("tiny", {"max_turns": "3"})
 
 
@@ -50,6 +55,26 @@ def test_an_adapter_with_an_unknown_placeholder_is_refused(
     monkeypatch.setattr(adapters, "CATALOGUE", tmp_path)
     with pytest.raises(BadInput, match=r"options\.missing"):
         adapters.load_adapter("odd")
+
+
+def test_what_names_an_empty_option_is_left_away(tmp_path: Path) -> None:
+    adapter = adapters.Adapter(
+        name="odd",
+        dialect="openai",
+        command=[
+            "run",
+            ["--tools", "{options.tools}"],
+            ["--size", "{options.size}-{model}"],
+            "{options.tools}",
+        ],
+        environment={"TOOLS": "{options.tools}", "SIZE": "{options.size}", "EMPTY": ""},
+        options={"tools": "", "size": "3"},
+    )
+    spec = adapters.render(adapter, {}, launch(tmp_path / "a"))
+    assert spec.argv == ["run", "--size", "3-policy"]
+    assert (spec.env.get("TOOLS"), spec.env["SIZE"], spec.env["EMPTY"]) == (None, "3", "")
+    spec = adapters.render(adapter, {"tools": "Bash", "size": ""}, launch(tmp_path / "b"))
+    assert spec.argv == ["run", "--tools", "Bash", "Bash"]
 
 
 def test_placeholders_are_filled_once_and_never_in_what_was_filled_in(tmp_path: Path) -> None:

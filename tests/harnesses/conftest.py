@@ -1,0 +1,127 @@
+"""A real harness as its catalogue file describes it, a wire tap, the gateway and a scripted engine."""
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from db import attempts
+from db.models import ModelCall, TreeNode
+from db.session import transaction
+from gyre.sandbox import adapters
+from gyre.sandbox.attempts import HarnessStatus, Limits, kill, poll, start_or_attach
+from tests.gateway.conftest import EXECUTION, World, add_run, engine, gateway_thread, model_dir, tokenizer
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.harnesses.programs import installed
+from tests.harnesses.wire import Exchange, WireTap
+
+__all__ = ["engine", "model_dir", "tokenizer"]
+
+WAIT_S = 200
+
+
+@dataclass
+class Stage:
+    """One attempt of one harness, from its sandbox to the rows."""
+
+    name: str
+    world: World
+    engine: ScriptedEngine
+    tap: WireTap
+    directory: Path
+
+    @property
+    def adapter(self) -> adapters.Adapter:
+        return adapters.load_adapter(self.name)
+
+    @property
+    def workspace(self) -> Path:
+        return self.directory / "workspace"
+
+    @property
+    def output(self) -> str:
+        return (self.directory / "output.log").read_text()
+
+    def start(self, instruction: str, **options: str) -> None:
+        """Start the harness in its sandbox, as a run would."""
+        program = installed(self.name)
+        self.workspace.mkdir(parents=True)
+        launch = adapters.Launch(
+            directory=self.directory,
+            instruction=instruction,
+            token=self.world.token,
+            gateway_socket=str(self.tap.path),
+            gateway_url=self.tap.url,
+            time_limit_s=WAIT_S,
+            limits=Limits(),
+        )
+        given = options | ({"binary": str(program)} if program else {})
+        start_or_attach(adapters.render(self.adapter, given, launch))
+
+    def wait(self) -> HarnessStatus:
+        """Wait until the harness has ended."""
+        deadline = time.monotonic() + WAIT_S
+        while (status := poll(self.directory)).state != "exited":
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.05)
+        return status
+
+    def run(self, instruction: str, **options: str) -> HarnessStatus:
+        self.start(instruction, **options)
+        return self.wait()
+
+    def calls(self, *roles: str) -> list[ModelCall]:
+        """The recorded calls, of some roles or of all."""
+        return [call for call in self.world.calls() if not roles or call.role in roles]
+
+    def roles(self) -> list[str]:
+        return [call.role for call in self.world.calls()]
+
+    def leaves(self, *roles: str) -> list[TreeNode]:
+        """The ends of paths whose last call has one of the roles."""
+        ends = {call.sampled_node_id for call in self.calls(*roles)}
+        return [leaf for leaf in self.world.leaves() if leaf.id in ends]
+
+    def answers(self) -> list[Exchange]:
+        """What was answered with success to requests for an answer."""
+        return [e for e in self.tap.exchanges() if e.method == "POST" and e.status == 200 and e.whole]
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest) -> str:
+    """The name of a catalogue file; tests choose it by indirect parametrisation."""
+    installed(request.param)
+    return request.param
+
+
+@pytest.fixture
+def world(
+    harness: str, database: Engine, postgres_dsn: str, model_dir: Path, engine: ScriptedEngine, tmp_path: Path
+) -> World:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = World(database, postgres_dsn, model_dir, tmp_path, port)
+    with transaction(database) as session:
+        add_run(session, model_dir, engine.url, harness)
+        attempts.open_attempt(session, EXECUTION, 1, "here")
+    return made
+
+
+@pytest.fixture
+def lone_stage(harness: str, world: World, engine: ScriptedEngine, tmp_path: Path) -> Iterator[Stage]:
+    """Without a gateway: the test starts it."""
+    with WireTap(tmp_path / "tap.sock", world.port) as tap:
+        made = Stage(harness, world, engine, tap, tmp_path / "attempt")
+        yield made
+        kill(made.directory)
+
+
+@pytest.fixture
+def stage(lone_stage: Stage) -> Iterator[Stage]:
+    """With the gateway in a thread."""
+    with gateway_thread(lone_stage.world):
+        yield lone_stage

@@ -1,0 +1,70 @@
+"""The real harnesses in the versions of the catalogue, installed once into the user's cache."""
+
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gyre.sandbox.adapters import Adapter, load_adapter
+
+CACHE = Path.home() / ".cache" / "gyre"
+REQUIREMENTS = Path(__file__).parent / "requirements"
+TRIES = 2
+INSTALL_S = 600
+
+
+@functools.cache
+def installed(name: str) -> Path | None:
+    """The program of a harness; None for one that comes with Gyre. Skips where Node is needed and absent."""
+    adapter = load_adapter(name)
+    if adapter.package is None:
+        return None
+    source = adapter.package.partition(":")[0]
+    if source == "npm" and shutil.which("npm") is None:
+        pytest.skip(f"{name} needs Node, which is not installed here")
+    bin_folder, install = {"npm": ("node_modules/.bin", _npm), "pypi": ("bin", _pip)}[source]
+    folder = CACHE / f"{name}-{adapter.version}"
+    program = folder / bin_folder / (adapter.binary or "")
+    _once(folder, lambda: install(adapter, folder))
+    assert program.exists(), f"{adapter.package} has no program {adapter.binary}"
+    return program
+
+
+def _once(folder: Path, install: Callable[[], None]) -> None:
+    """Install into a folder unless that was finished before, by whichever session comes first."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / "installed"
+        if not done.exists():
+            # A folder that an interrupted session left is not trusted.
+            shutil.rmtree(folder, ignore_errors=True)
+            install()
+            done.touch()
+
+
+def _npm(adapter: Adapter, folder: Path) -> None:
+    package = f"{(adapter.package or '').partition(':')[2]}@{adapter.version}"
+    _tried_again("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), package)
+
+
+def _pip(adapter: Adapter, folder: Path) -> None:
+    # Not the virtual environment that the tests run in: what the harness needs is no business of Gyre's.
+    _tried_again(os.path.realpath(sys.executable), "-m", "venv", str(folder))
+    pins = REQUIREMENTS / f"{adapter.name}.txt"
+    _tried_again(str(folder / "bin" / "pip"), "install", "--no-deps", "-r", str(pins))
+
+
+def _tried_again(*command: str) -> None:
+    """Run an installer, once more if a download failed."""
+    for left in reversed(range(TRIES)):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        if done.returncode == 0:
+            return
+        assert left, f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

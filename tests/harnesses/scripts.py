@@ -1,0 +1,66 @@
+"""What a scripted policy says: sampled text in the Hermes form, with what is hard to carry unchanged."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from gyre.contracts.engine import GenerateRequest
+
+Script = Callable[[GenerateRequest, str], str]
+
+SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "claude-code": ("Bash", "command", {"description": "a naïve “step”"}),
+    "codex": ("exec_command", "cmd", {}),
+    "mini-swe-agent": ("bash", "command", {}),
+    "opencode": ("bash", "command", {"description": "a naïve “step”"}),
+    "qwen-code": ("run_shell_command", "command", {"is_background": False}),
+    "tiny": ("shell", "command", {}),
+}
+"""Harness -> its shell tool, the argument that is the command, and further arguments."""
+MINI_ENDS = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+def tool_call(name: str, arguments: dict[str, Any]) -> str:
+    # Spaced as no serialiser does it: what is sampled is not what a harness writes.
+    text = json.dumps(arguments, ensure_ascii=False, separators=(" ,", ": "))
+    return f'<tool_call>\n{{"name":"{name}" , "arguments": {text}}}\n</tool_call>'
+
+
+def shell(harness: str, command: str) -> str:
+    """A call of the harness's shell."""
+    name, argument, others = SHELLS[harness]
+    return tool_call(name, {argument: command, **others})
+
+
+def num_results(prompt: str) -> int:
+    """Tool results in the conversation so far."""
+    return prompt.count("<tool_response>")
+
+
+def loop(harness: str, turns: int) -> Script:
+    """A plain tool loop: ``turns`` answers, all but the last with a call that adds a line to ``made``."""
+
+    def script(request: GenerateRequest, prompt: str) -> str:
+        turn = num_results(prompt) + 1
+        if turn < turns:
+            said = f"<think>\nStep {turn}: “über” \\n {{}} 😀\n</think>\n\nNow  {turn}, <b>&amp;</b>\tß.\n"
+            return said + shell(harness, f'printf "%s\\\\n" \'{turn} ü "q" \\n\' >> made; tail -n 1 made')
+        if harness == "mini-swe-agent":
+            return "That is all. " + shell(harness, MINI_ENDS)
+        return "<think>Enough.</think>All lines are\nwritten: “done”."
+
+    return script
+
+
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def spoken(sampled: str) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Reasoning, text and calls of a sampled text; arguments as ordered pairs, so that order counts."""
+    thought = THOUGHT.match(sampled)
+    rest = sampled[thought.end() :] if thought else sampled
+    calls = [json.loads(found, object_pairs_hook=list) for found in CALL.findall(rest)]
+    named = [(dict(call)["name"], dict(call)["arguments"]) for call in calls]
+    return thought[1].strip() if thought else "", CALL.sub("", rest).strip(), named

@@ -1,0 +1,79 @@
+"""Thirty turns of a plain tool loop in each real harness: one leaf, nothing heard but what was sampled."""
+
+import hashlib
+import json
+from itertools import pairwise
+
+import pytest
+
+from tests.harnesses.conftest import Stage
+from tests.harnesses.scripts import SHELLS, loop, spoken
+from tests.harnesses.wire import Heard, heard
+
+TURNS = 30
+OPTIONS = {"tiny": {"max_turns": "40"}, "opencode": {"title": ""}}
+"""OpenCode also asks for a title, so that a side call is among its calls."""
+
+
+@pytest.mark.parametrize("harness", sorted(SHELLS), indirect=True)
+def test_a4_thirty_turns_make_one_leaf(stage: Stage, harness: str) -> None:
+    """Also A1, A3, A16 and A18: stop tokens, spellings, billing headers and cache marks break no prefix."""
+    stage.engine.script = loop(harness, TURNS)
+    status = stage.run("Write thirty lines into the file made.", **OPTIONS.get(harness, {}))
+    assert status.exit_code == 0, stage.output
+    assert len((stage.workspace / "made").read_text().splitlines()) == TURNS - 1
+    check_one_path(stage)
+    check_that_all_was_sampled(stage)
+    sides = 1 if harness == "opencode" else 0
+    assert stage.roles().count("side") == sides
+    assert len(stage.world.leaves()) == 1 + sides
+
+
+def check_one_path(stage: Stage) -> None:
+    """Each call of the main task sends what the one before it sent and sampled, then something new."""
+    calls = stage.calls("main")
+    assert len(calls) == TURNS
+    assert len(stage.leaves("main")) == 1
+    sent = {sha256_of(request.input_ids): request.input_ids for request in stage.engine.requests}
+    outputs = {node.id: node.token_ids for node in stage.world.nodes()}
+    for before, after in pairwise(calls):
+        known = sent[before.input_sha256] + unpacked(outputs[before.sampled_node_id])
+        assert sent[after.input_sha256][: len(known)] == known
+        assert len(sent[after.input_sha256]) > len(known)
+        assert after.num_reused_tokens == len(known)
+
+
+def check_that_all_was_sampled(stage: Stage) -> None:
+    """Every answer on the wire says what the recorded ids of its call decode to, and nothing else."""
+    answers = [heard(stage.adapter.dialect, exchange) for exchange in stage.answers()]
+    recorded = recorded_answers(stage)
+    assert len(answers) == len(stage.world.calls())
+    for answer in answers:
+        assert understood(answer) == spoken(recorded[answer.id.rpartition("_")[2].rpartition("-")[2]])
+
+
+def understood(answer: Heard) -> tuple[str, str, list]:
+    calls = [(name, json.loads(arguments, object_pairs_hook=list)) for name, arguments in answer.calls]
+    return answer.reasoning, answer.text, calls
+
+
+def recorded_answers(stage: Stage) -> dict[str, str]:
+    """How the name of an answer on the wire ends -> the decoded ids of its call, stop token left out."""
+    ids = {node.id: unpacked(node.token_ids) for node in stage.world.nodes()}
+    stop = stage.engine.tokenizer.eos_token_id
+    texts = {}
+    for call in stage.world.calls():
+        sampled = ids[call.sampled_node_id]
+        assert sampled[-1] == stop
+        name = hashlib.sha256(call.id.encode()).hexdigest()[:24]
+        texts[name] = stage.engine.tokenizer.decode(sampled[:-1], skip_special_tokens=False)
+    return texts
+
+
+def sha256_of(ids: list[int]) -> str:
+    return hashlib.sha256(b"".join(number.to_bytes(4, "little") for number in ids)).hexdigest()
+
+
+def unpacked(stored: bytes) -> list[int]:
+    """Little-endian 32-bit ids."""
+    return [int.from_bytes(stored[at : at + 4], "little") for at in range(0, len(stored), 4)]
