@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from db.models import (
     Attempt,
@@ -96,12 +96,17 @@ def num_placeholders(session: Session, groups: Iterable[QueryGroup]) -> dict[str
 
 def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[NodeRow]]:
     """Trees of the attempts that were scored, by execution: the newest attempt with a snapshot."""
+    later = aliased(Attempt)
     newest = (
         select(Attempt.execution_id, Attempt.id)
         .join(Snapshot, Snapshot.attempt_id == Attempt.id)
         .where(Attempt.execution_id.in_(executions))
-        .order_by(Attempt.execution_id, Attempt.number.desc())
-        .distinct(Attempt.execution_id)
+        .where(
+            ~select(later.id)
+            .join(Snapshot, Snapshot.attempt_id == later.id)
+            .where(later.execution_id == Attempt.execution_id, later.number > Attempt.number)
+            .exists()
+        )
         .subquery()
     )
     query = (

@@ -14,7 +14,7 @@ from db.session import transaction
 from gyre.cli import output
 from gyre.cli.branches import lines
 from tests.cli.conftest import ROLLOUT, RUN
-from tests.cli.grown import Grown
+from tests.grown import Grown
 
 Gyre = Callable[..., tuple[int, str, str]]
 BATCH = f"run/{RUN}/batch/1"

@@ -1,0 +1,204 @@
+"""What an opened batch holds: which executions, which trajectories, which targets, which advantages."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import pytest
+from sqlalchemy import Engine, func, select
+
+from activities.trajectories import TrajectoryActivities
+from db.models import (
+    Batch,
+    BatchExecution,
+    Blob,
+    Execution,
+    QueryGroup,
+    Reward,
+    Run,
+    RunConfig,
+    Snapshot,
+    Task,
+    Trajectory,
+    TreeNode,
+)
+from db.session import transaction
+from gyre.contracts.ids import RunId, batch_id, execution_id, group_id
+from gyre.contracts.messages import OpenBatchInput, OpenBatchResult
+from gyre.settings import RunFile
+from tests.grown import Grown
+
+RUN = RunId("r")
+BLOB = "sha256/00"
+Grow = Callable[[Grown], None]
+
+
+def linear(grown: Grown) -> None:
+    """Two calls, 7 sampled tokens."""
+    grown.call(grown.call(None, 10, 3), 5, 4)
+
+
+def forked(grown: Grown) -> None:
+    """A shared turn of 8 tokens, then three branches of 2, 3 and 4: 17 sampled tokens."""
+    shared = grown.call(None, 10, 8)
+    for size in (2, 3, 4):
+        grown.call(shared, 6, size)
+
+
+def with_everything(grown: Grown) -> None:
+    """Of main, sub-agent and side calls."""
+    forked(grown)
+    grown.call(None, 9, 5, role="subagent")
+    grown.call(None, 9, 40, role="side")
+
+
+@pytest.fixture
+def run(database: Engine) -> Engine:
+    config = RunFile.model_validate(
+        {
+            "run": {"name": RUN},
+            "model": {"path": "/m"},
+            "tasks": {"train": "/t"},
+            "schedule": {"groups_per_batch": 2, "group_size": 4},
+        }
+    )
+    with transaction(database) as session:
+        session.add(Run(id=RUN, status="running", secret=b"k"))
+        session.flush()
+        session.add(RunConfig(run_id=RUN, revision=0, resolved=config.resolved(), fingerprint="f"))
+        session.add(Task(id="t", run_id=RUN, name="a", split="train", path="p", sha256="s"))
+        session.add(Blob(key=BLOB, sha256="00", num_bytes=1, status="confirmed"))
+    return database
+
+
+def add_group(run: Engine, index: int, members: Sequence[tuple[str, float | None, Grow]]) -> None:
+    """A ready group of (disposition, reward, what it did)."""
+    group = group_id(RUN, index)
+    with transaction(run) as session:
+        session.add(
+            QueryGroup(
+                id=group,
+                run_id=RUN,
+                index=index,
+                task_id="t",
+                size=len(members),
+                status="ready",
+                policy_version=0,
+                ready_at=func.now(),
+            )
+        )
+        session.flush()
+        for number, (disposition, reward, grow) in enumerate(members):
+            name = execution_id(group, number)
+            session.add(Execution(id=name, group_id=group, run_id=RUN, index=number))
+            session.flush()
+            if reward is not None:
+                session.add(Reward(id=f"{name}/reward", execution_id=name, value=reward))
+                session.flush()
+            row = session.get_one(Execution, name)
+            row.status, row.disposition = "terminal", disposition
+            row.reward_id = None if reward is None else f"{name}/reward"
+            earlier, scored, later = (Grown(name, attempt) for attempt in (1, 2, 3))
+            for attempt, grown in ((earlier, linear), (scored, grow), (later, linear)):
+                grown(attempt)
+                attempt.write(session)
+            # What is scored is the newest attempt that left a snapshot.
+            session.add_all(snapshot(attempt.attempt, name) for attempt in (earlier, scored))
+
+
+def snapshot(attempt: str, execution: str) -> Snapshot:
+    return Snapshot(
+        id=f"{attempt}/snapshot",
+        attempt_id=attempt,
+        execution_id=execution,
+        blob_key=BLOB,
+        num_files=1,
+        num_bytes=1,
+        manifest={},
+    )
+
+
+def opened(run: Engine) -> OpenBatchResult:
+    return TrajectoryActivities(run).open_batch(OpenBatchInput(run=RUN, version=1))
+
+
+def targets_of(run: Engine) -> dict[str, list[tuple[str, int]]]:
+    """Execution -> (target node, its tokens) of all its trajectories."""
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    with transaction(run) as session:
+        sizes = {row.id: row.num_tokens for row in session.scalars(select(TreeNode))}
+        for row in session.scalars(select(Trajectory)):
+            found[row.execution_id] += [(name, sizes[name]) for name in row.target_node_ids]
+    return dict(found)
+
+
+def frozen(run: Engine) -> dict[str, BatchExecution]:
+    with transaction(run) as session:
+        return {row.execution_id: row for row in session.scalars(select(BatchExecution))}
+
+
+def advantages_of(run: Engine) -> dict[str, float]:
+    return {name: row.advantage for name, row in frozen(run).items()}
+
+
+def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Engine) -> None:
+    add_group(run, 0, [("scored", 1.0, with_everything), ("scored", 0.0, forked)])
+    add_group(run, 1, [("scored", 1.0, linear), ("scored", 0.0, linear)])
+    result = opened(run)
+    targets = targets_of(run)
+    first = targets[execution_id(group_id(RUN, 0), 0)]
+    assert len({name for name, _ in first}) == len(first)
+    by_execution = {name: sum(size for _, size in found) for name, found in targets.items()}
+    # The shared 8 once; the 40 of side calls and the attempts that were not scored never.
+    assert sorted(by_execution.values()) == [7, 7, 17, 22]
+    assert result.num_targets == 53
+    assert {name: row.num_targets for name, row in frozen(run).items()} == by_execution
+    with transaction(run) as session:
+        counted = sum(row.num_targets for row in session.scalars(select(Trajectory)))
+    assert counted == 53
+
+
+def test_b8_a_forked_rollout_moves_no_other_rollouts_advantage(run: Engine) -> None:
+    """Three trajectories of the first rollout, one of each other: everything goes by the rollout's id."""
+    add_group(run, 0, [("scored", 1.0, forked), ("scored", 0.0, linear)])
+    add_group(run, 1, [("scored", 0.0, linear), ("scored", 1.0, forked)])
+    assert opened(run).num_trajectories == 8
+    advantages = advantages_of(run)
+    assert [advantages[execution_id(group_id(RUN, g), i)] for g in (0, 1) for i in (0, 1)] == pytest.approx(
+        [1, -1, -1, 1]
+    )
+    with transaction(run) as session:
+        for row in session.scalars(select(Trajectory)):
+            own = [row.leaf_node_id, *row.target_node_ids]
+            assert all(name.startswith(f"{row.execution_id}/attempt/2/") for name in own)
+
+
+def test_placeholders_and_excluded_executions_train_nothing(run: Engine) -> None:
+    add_group(
+        run,
+        0,
+        [
+            ("scored", 1.0, linear),
+            ("placeholder", None, forked),
+            ("excluded", None, forked),
+            ("scored", 0.0, linear),
+        ],
+    )
+    add_group(run, 1, [("excluded", None, linear), ("placeholder", None, linear)])
+    result = opened(run)
+    scored = {execution_id(group_id(RUN, 0), number) for number in (0, 3)}
+    assert (result.num_executions, result.num_trajectories, result.num_targets) == (2, 2, 14)
+    assert targets_of(run).keys() == scored
+    # Neither moves the baseline: the mean of 1 and 0 is between the two.
+    assert advantages_of(run) == pytest.approx(dict(zip(sorted(scored), (1, -1), strict=True)))
+    with transaction(run) as session:
+        assert session.get_one(Batch, batch_id(RUN, 1)).num_executions == 2
+
+
+def test_opening_a_batch_again_changes_nothing(run: Engine) -> None:
+    for index in (0, 1):
+        add_group(run, index, [("scored", 1.0, forked), ("scored", 0.0, linear)])
+    first = opened(run)
+    before = targets_of(run), advantages_of(run)
+    again = opened(run)
+    assert again.batch_id == first.batch_id
+    assert (targets_of(run), advantages_of(run)) == before
