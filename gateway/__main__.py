@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from db import calls, run_state
 from db.session import connect, transaction
 from gateway.app import create_app
+from gateway.clock import Clock
 from gateway.engines import Engines
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
@@ -46,11 +47,11 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[FastAPI]:
     database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS)
     with transaction(database) as session:
         secret, config = calls.run_secret(session, run), run_state.newest_config(session, run)
-    model = Path(config["model"]["path"])
-    store = Store(database, hold_s=boot.hold_s, num_threads=STORE_THREADS)
-    engines = Engines(run, store, hold_s=boot.hold_s, read_timeout_s=boot.engine_read_s)
+    model, clock = Path(config["model"]["path"]), Clock()
+    store = Store(database, hold_s=boot.hold_s, num_threads=STORE_THREADS, clock=clock)
+    engines = Engines(run, store, clock, hold_s=boot.hold_s, read_timeout_s=boot.engine_read_s)
     recorder = Recorder(store, f"{boot.host}:{boot.port}")
-    service = Service(store, engines, recorder, Renderer(model), policy_of(config), secret)
+    service = Service(store, engines, recorder, Renderer(model), policy_of(config), secret, clock)
     leases = asyncio.create_task(recorder.renew_for_ever())
     try:
         yield create_app(service, model, boot.ping_s)

@@ -142,7 +142,8 @@ async def _asked(service: Service, dialect: Dialect, request: Request) -> tuple[
     """Who asks and what. Raises Unauthorized, BodyTooLarge or BadInput."""
     attempt = service.authenticate(presented_token(request))
     body = await _read_body(request, service.policy.max_body_bytes)
-    return attempt, dialect.parse(parse_body(body))
+    with service.clock.stage("parse"):
+        return attempt, dialect.parse(parse_body(body))
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
@@ -194,4 +195,4 @@ async def _hello(_: Request) -> Response:
 
 
 async def _health(service: Service, _: Request) -> Response:
-    return JSONResponse({"status": "ok", "counts": dict(service.counts)})
+    return JSONResponse({"status": "ok", "counts": dict(service.counts), "cpu_s": service.clock.spent_s()})

@@ -21,8 +21,19 @@ from gyre.contracts.ids import AttemptId, CallId
 from gyre.contracts.lifecycle import AttemptStatus, CallStatus, FinishReason, NodeKind
 from gyre.trajectory.answers import Answer
 from gyre.trajectory.arrays import Ids, unpack_ids
-from gyre.trajectory.canonical import CanonicalRequest, Message, chain_keys, restore
+from gyre.trajectory.canonical import CanonicalRequest, Message, chain_keys, first_key, restore
+from gyre.trajectory.missing_ids import has_missing_ids, saying, with_recorded_ids
 from gyre.trajectory.tree import Node, Point, PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where a request goes on, and the text that is to be encoded for it."""
+
+    base: Point | None
+    text: str
+    conversation_key: str
+    forked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,8 @@ class AttemptState:
     """match_key -> index of the newest sampled node that ends such a conversation."""
     recorded: dict[str, Message] = field(default_factory=dict)
     """Tool call id -> the answer that carried it."""
+    sayings: defaultdict[bytes, list[Message]] = field(default_factory=lambda: defaultdict(list))
+    """What answers with tool calls say, ids apart -> those answers, oldest first."""
     live: defaultdict[str, list[LiveCall]] = field(default_factory=lambda: defaultdict(list))
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
@@ -89,6 +102,8 @@ class AttemptState:
         if answer:
             message = answer.message()
             self.recorded |= {call.id: message for call in answer.tool_calls}
+            if answer.tool_calls:
+                self.sayings[saying(message)].append(message)
 
     def retry_of(self, key: str) -> LiveCall | None:
         """The call that an equal request repeats: its client went before it had the whole answer."""
@@ -124,6 +139,7 @@ def restore_tree(state: AttemptState, nodes: Sequence[TreeNode], rows: Sequence[
     index_of = {node.id: node.index for node in nodes}
     answers = {row.sampled_node_id: Answer.from_json(row.response) for row in rows if row.response}
     state.tree, state.sampled, state.recorded = PrefixTree(), {}, {}
+    state.sayings.clear()
     for row in nodes:
         parent = Point(index_of[row.parent_id], row.parent_offset) if row.parent_id else None
         node = Node(row.index, parent, row.position, NodeKind(row.kind), unpack_ids(row.token_ids))
@@ -139,13 +155,16 @@ def finished_of(row: ModelCall) -> Finished | None:
     return Finished(Answer.from_json(row.response), reason, row.num_output_tokens)
 
 
-def plan_prompt(state: AttemptState, request: CanonicalRequest, renderer: Renderer) -> Prompt:
-    """Match the longest recorded conversation and encode only what follows it.
+def match(state: AttemptState, request: CanonicalRequest, renderer: Renderer) -> Match:
+    """The longest recorded conversation that the request goes on, and the text of what follows it.
 
     Raises BadInput when the chat template refuses the conversation.
     """
-    messages = restore(request.messages, state.recorded)
-    keys = chain_keys(request.tools, messages)
+    messages, scope = restore(request.messages, state.recorded), f"{request.model}|{renderer.template_sha256}"
+    if has_missing_ids(messages):
+        start = first_key(request.tools, scope)
+        messages = with_recorded_ids(start, messages, state.sayings, state.sampled)
+    keys = chain_keys(request.tools, messages, scope)
     spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
     found = next((i for i in reversed(spoken) if keys[i] in state.sampled), None)
     if found is not None:
@@ -153,21 +172,19 @@ def plan_prompt(state: AttemptState, request: CanonicalRequest, renderer: Render
         stopped = renderer.ends_turn(node.token_ids)
         text = renderer.bridge(messages[found], messages[found + 1 :], request.tools, stopped=stopped)
         if text is not None:
-            return _prompt(state, node.end, text, keys[-1], renderer, forked=found != spoken[-1])
-    text = renderer.full(messages, request.tools)
-    return _prompt(state, None, text, keys[-1], renderer, forked=bool(spoken))
+            return Match(node.end, text, keys[-1], forked=found != spoken[-1])
+    return Match(None, renderer.full(messages, request.tools), keys[-1], forked=bool(spoken))
 
 
-def _prompt(
-    state: AttemptState, base: Point | None, text: str, key: str, renderer: Renderer, *, forked: bool
-) -> Prompt:
-    suffix, reused = renderer.encode(text), state.tree.path_ids(base)
+def prompt_of(state: AttemptState, found: Match, suffix: Ids, renderer: Renderer) -> Prompt:
+    """The ids of a matched request whose text was encoded to ``suffix``."""
+    reused = state.tree.path_ids(found.base)
     return Prompt(
-        base=base,
+        base=found.base,
         num_reused=len(reused),
         ids=np.concatenate([reused, suffix]),
         suffix=suffix,
-        conversation_key=key,
-        in_thinking=renderer.opens_thinking(text),
-        forked=forked,
+        conversation_key=found.conversation_key,
+        in_thinking=renderer.opens_thinking(found.text),
+        forked=found.forked,
     )

@@ -29,9 +29,11 @@ class Batches(Generic[I]):
     A lone call is written at once, and a busy gateway needs fewer transactions, not more.
     """
 
-    def __init__(self, store: Store, write: Callable[[Session, Sequence[I]], set[CallId]]) -> None:
+    def __init__(
+        self, store: Store, write: Callable[[Session, Sequence[I]], set[CallId]], stage: str
+    ) -> None:
         """``write`` returns the calls that it could write, and leaves the others as they are."""
-        self._store, self._write = store, write
+        self._store, self._write, self._stage = store, write, stage
         self._waiting: list[tuple[I, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
 
@@ -62,7 +64,7 @@ class Batches(Generic[I]):
 
     async def _written(self, items: Sequence[I]) -> set[CallId]:
         try:
-            return await self._store.run(lambda s: self._write(s, items))
+            return await self._store.run(lambda s: self._write(s, items), self._stage)
         except AWAY:
             raise
         except Exception:  # the fault of one of them, so nothing is written: each is tried apart

@@ -35,7 +35,7 @@ class DeliveryLog:
         while self._pending:
             batch = sorted(self._pending)
             try:
-                await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch))
+                await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch), "delivered")
             except SQLAlchemyError:
                 return  # Kept: the next delivery tries again.
             self._pending -= set(batch)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from db import cells
 from db.cells import ServingCell
+from gateway.clock import Clock
 from gateway.store import Store
 from gyre.contracts.engine import GenerateResponse, SamplingParams
 from gyre.contracts.errors import BadInput, EngineFailed
@@ -73,8 +74,10 @@ class Sampled:
 class Engines:
     """Chooses a cell and asks its engine. Made in a running event loop."""
 
-    def __init__(self, run: RunId, store: Store, *, hold_s: float, read_timeout_s: float) -> None:
-        self._run, self._store, self._hold_s = run, store, hold_s
+    def __init__(
+        self, run: RunId, store: Store, clock: Clock, *, hold_s: float, read_timeout_s: float
+    ) -> None:
+        self._run, self._store, self._clock, self._hold_s = run, store, clock, hold_s
         # The number of calls at once is bounded by admission, not by this client.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
@@ -116,14 +119,16 @@ class Engines:
         self, cell: ServingCell, rid: str, ids: Ids, params: SamplingParams, sampled: Sampled
     ) -> bool:
         """Send what is left to sample to one cell. True if tokens came back."""
-        body = _request(rid, ids, params, sampled.ids)
+        with self._clock.stage("engine request"):
+            body = _request(rid, ids, params, sampled.ids)
         self._in_flight[cell.id] += 1
         try:
             async with self._http.post(f"{cell.engine_url}/generate", data=body, headers=JSON) as response:
                 status, content = response.status, await response.read()
         finally:
             self._in_flight[cell.id] -= 1
-        answer = _read(status, content)
+        with self._clock.stage("engine answer"):
+            answer = _read(status, content)
         if not answer.output_ids and not (answer.meta_info.finish_reason or None):
             raise EngineFailed("the engine answered without tokens")
         sampled.extend(answer)

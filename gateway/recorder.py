@@ -37,8 +37,8 @@ class Recorder:
         self._dead_prefix = f"{address}/"
         self._owner = f"{address}/{uuid.uuid4().hex}"
         self._held: set[CallId] = set()
-        self._begins = Batches[recording.Begin](store, self._begin_all)
-        self._commits = Batches[recording.Commit](store, self._commit_all)
+        self._begins = Batches[recording.Begin](store, self._begin_all, "begin")
+        self._commits = Batches[recording.Commit](store, self._commit_all, "commit")
 
     async def begin(
         self, state: AttemptState, new: calls.NewCall, sampling: Callable[[int], SamplingParams]

@@ -5,6 +5,7 @@ tool call ids, then the new messages. What the template puts after the stop toke
 template, and the ids before it are those that were sampled.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ class Renderer:
         self._tokenizer = _load_tokenizer(model_path)
         if not self._tokenizer.chat_template:
             raise BadInput(f"model.path {model_path}: the tokenizer has no chat template")
+        self.template_sha256 = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
         self._end_text = self._end_of_turn()
         self.stop_ids = self._read_stop_ids(model_path)
         self._bridge_needs_tools = self._sees_tools_in_suffix()

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from db import calls
-from gateway.attempts import AttemptState, LiveCall, Prompt, load_state, plan_prompt
+from gateway.attempts import AttemptState, LiveCall, Prompt, load_state, match, prompt_of
+from gateway.clock import Clock
 from gateway.delivered import DeliveryLog
 from gateway.dialects.base import Dialect, Finished
-from gateway.engines import Engines
+from gateway.engines import Engines, Sampled
 from gateway.errors import ANSWERED, LimitReached, PromptTooLong, Unauthorized, sentence_of
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
@@ -26,12 +27,12 @@ from gyre.contracts.ids import AttemptId, call_id
 from gyre.contracts.lifecycle import Purpose
 from gyre.contracts.roles import RoleRule
 from gyre.contracts.tokens import attempt_of_token
-from gyre.trajectory.answers import parse_answer
-from gyre.trajectory.arrays import as_ids, ids_sha256
+from gyre.trajectory.answers import Answer, parse_answer
+from gyre.trajectory.arrays import Ids, as_ids, ids_sha256
 from gyre.trajectory.canonical import CanonicalRequest, request_key
 
-LONG_CHARACTERS = 20_000
-"""Requests with more text than this are tokenised in a thread."""
+LONG_CHARACTERS = 10_000
+"""More new text than this, some milliseconds of work, is tokenised in a thread."""
 MAX_IDLE_ATTEMPTS = 256
 """Attempts kept in memory that have no call under way; others are read again when they call."""
 
@@ -75,9 +76,10 @@ class Service:
         renderer: Renderer,
         policy: Policy,
         secret: bytes,
+        clock: Clock,
     ) -> None:
         self._store, self._engines, self._recorder, self._renderer = store, engines, recorder, renderer
-        self.policy, self._secret = policy, secret
+        self.policy, self._secret, self.clock = policy, secret, clock
         self._states: dict[AttemptId, asyncio.Task[AttemptState]] = {}
         self._delivered = DeliveryLog(store)
         self._tasks: set[asyncio.Task[Finished]] = set()
@@ -185,12 +187,7 @@ class Service:
         state, prompt = asked.state, asked.prompt
         try:
             sampled = await self._engines.sample(call.id, prompt.ids, params, state.attempt)
-            answer = parse_answer(
-                self._renderer.decode_answer(as_ids(sampled.ids)),
-                call_id=call.id,
-                prefix=asked.dialect.tool_prefix,
-                in_thinking=prompt.in_thinking,
-            )
+            answer = self._read(asked, call, sampled)
             self.counts["malformed_tool_calls"] += answer.num_malformed
             return await self._recorder.commit(state, call, prompt, sampled, answer)
         except Exception as error:  # whatever it is, nobody works on the call any more
@@ -198,6 +195,16 @@ class Service:
                 self._states.pop(state.attempt, None)
             await self._recorder.fail(call, sentence_of(error))
             raise
+
+    def _read(self, asked: Asked, call: LiveCall, sampled: Sampled) -> Answer:
+        """What the policy said."""
+        with self.clock.stage("read the answer"):
+            return parse_answer(
+                self._renderer.decode_answer(as_ids(sampled.ids)),
+                call_id=call.id,
+                prefix=asked.dialect.tool_prefix,
+                in_thinking=asked.prompt.in_thinking,
+            )
 
     async def _adopt(self, asked: Asked, call: LiveCall) -> Finished:
         """Finish a call of a gateway that is gone: its index, and so its seed, stay."""
@@ -239,11 +246,19 @@ class Service:
         )
 
     async def _plan(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
-        """The prompt; a first request with its tools, or a long one, is worked on in a thread."""
-        size = sum(len(part) for message in request.messages for part in message.content)
-        if size < LONG_CHARACTERS and not (request.tools and not state.num_calls):
-            return plan_prompt(state, request, self._renderer)
-        return await asyncio.to_thread(plan_prompt, state, request, self._renderer)
+        """The prompt; long new text is encoded in a thread."""
+        with self.clock.stage("match and render"):
+            found = match(state, request, self._renderer)
+        if len(found.text) < LONG_CHARACTERS:
+            suffix = self._encode(found.text)
+        else:
+            suffix = await asyncio.to_thread(self._encode, found.text)
+        with self.clock.stage("match and render"):
+            return prompt_of(state, found, suffix, self._renderer)
+
+    def _encode(self, text: str) -> Ids:
+        with self.clock.stage("encode"):
+            return self._renderer.encode(text)
 
     async def _state(self, attempt: AttemptId) -> AttemptState:
         """The attempt's state, read from Postgres once."""

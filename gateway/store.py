@@ -11,6 +11,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from db.session import transaction
+from gateway.clock import Clock
 
 T = TypeVar("T")
 AWAY = (OperationalError, InterfaceError)
@@ -21,27 +22,31 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
 class Store:
     """Runs functions of a session, again while Postgres is away, bounded by ``hold_s``."""
 
-    def __init__(self, database: Engine, *, hold_s: float, num_threads: int = 8) -> None:
-        self._database, self._hold_s = database, hold_s
+    def __init__(
+        self, database: Engine, *, hold_s: float, num_threads: int = 8, clock: Clock | None = None
+    ) -> None:
+        self._database, self._hold_s, self._clock = database, hold_s, clock or Clock()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="store")
 
-    async def run(self, work: Callable[[Session], T]) -> T:
-        """The result of ``work`` in one transaction.
+    async def run(self, work: Callable[[Session], T], stage: str = "other rows") -> T:
+        """The result of ``work`` in one transaction, whose CPU time is counted as ``stage``.
 
         A lost connection leaves open whether it committed, so ``work`` must bear being done twice.
         """
         deadline, delay = time.monotonic() + self._hold_s, FIRST_RETRY_S
         while True:
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, self._once, work)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._once, work, stage
+                )
             except AWAY:
                 if time.monotonic() + delay > deadline:
                     raise
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_S)
 
-    def _once(self, work: Callable[[Session], T]) -> T:
-        with transaction(self._database) as session:
+    def _once(self, work: Callable[[Session], T], stage: str) -> T:
+        with self._clock.stage(stage), transaction(self._database) as session:
             return work(session)
 
     def close(self) -> None:

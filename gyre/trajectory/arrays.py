@@ -30,7 +30,7 @@ def unpack_logprobs(data: bytes) -> Logprobs:
 
 def ids_sha256(ids: Ids) -> str:
     """``model_call.input_sha256``."""
-    return hashlib.sha256(ids.tobytes()).hexdigest()
+    return hashlib.sha256(ids.data).hexdigest()
 
 
 def output_sha256(ids: Ids, logprobs: Logprobs) -> str:

@@ -1,14 +1,23 @@
 """The canonical form of a conversation: what two requests have in common whatever their spelling.
 
-Rules, each named after what it undoes:
+What must not break a match, each rule named after what it undoes:
 
-* ``billing header``: a system block that starts with BILLING_HEADER is dropped; its hash changes.
+* ``billing header``: the line of a system block that starts with BILLING_HEADER is dropped; its hash changes.
 * ``cache_control``: wandering markers are not part of a message.
 * ``list or string``: a text is a tuple of parts; a string is one part, empty parts are dropped.
 * ``assistant text``: parts are joined and stripped: templates and harnesses trim differently.
-* ``argument spacing``: tool arguments are compared as JSON values, and a call id that the policy's
-  own answer carried stands for that answer as it was sampled (`restore`).
+* ``argument spacing``: tool arguments are compared as JSON values: neither spaces, nor the order of keys,
+  nor how a letter is escaped enters.
+* ``restored calls``: a call id that the policy's own answer carried stands for that answer as it was
+  sampled (`restore`), whatever a harness made of it since: Claude Code puts ``replace_all: false`` into
+  the input of Edit, JavaScript writes 1.0 as 1.
+* ``missing ids``: calls that come back without an id are found in the record (`missing_ids`).
 * ``reasoning``: not part of any key, because harnesses may leave it out.
+* ``volatile fields``: only what is said is read. Ids of items, request metadata with counters and times,
+  cache keys, ``stream`` and sampling wishes are no part of a conversation.
+
+What must break one: other words, roles or results; other tools, or the same in another order; another
+model's name; another chat template (`scope`).
 
 System messages in the middle stay where they are. Nothing here is ever tokenised in place of sampled
 ids: keys only find the node that holds them.
@@ -19,6 +28,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import orjson
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 UNNAMED = "#"
@@ -66,6 +77,13 @@ def unnamed(number: int) -> str:
     return f"{UNNAMED}{number}"
 
 
+def without_billing(text: str) -> str:
+    """A system block without the line before it whose hash changes with every request."""
+    while text.startswith(BILLING_HEADER):
+        text = text.partition("\n")[2]
+    return text
+
+
 def assistant(text: str, tool_calls: Sequence[ToolCall] = (), *, reasoning: str | None = None) -> Message:
     """An assistant message in canonical form."""
     stripped = text.strip()
@@ -89,9 +107,17 @@ def _restored(message: Message, recorded: Mapping[str, Message]) -> Message:
     return answer
 
 
-def chain_keys(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[str]:
-    """Key i stands for the tools and ``messages[:i + 1]``; hex, one a message."""
-    key = hashlib.sha256(_dump(tools)).digest()
+def first_key(tools: Sequence[Mapping[str, Any]], scope: str = "") -> str:
+    """The key of a conversation in which nothing was said yet.
+
+    ``scope`` names what else must be equal for a match: model and chat template.
+    """
+    return hashlib.sha256(_dump([scope, tools])).hexdigest()
+
+
+def chain_keys(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], scope: str = "") -> list[str]:
+    """Key i stands for the scope, the tools and ``messages[:i + 1]``; hex, one a message."""
+    key = bytes.fromhex(first_key(tools, scope))
     keys: list[str] = []
     for message in messages:
         key = hashlib.sha256(key + message_bytes(message)).digest()
@@ -132,4 +158,11 @@ def _spaced_once(arguments: str) -> str:
 
 
 def _dump(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer of more than 64 bits, or deep nesting
+        return _dump_any(value)
+
+
+def _dump_any(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

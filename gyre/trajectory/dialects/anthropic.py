@@ -5,12 +5,12 @@ from typing import Any
 
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.canonical import (
-    BILLING_HEADER,
     CanonicalRequest,
     Message,
     Role,
     ToolCall,
     assistant,
+    without_billing,
 )
 from gyre.trajectory.dialects.reading import (
     arguments_text,
@@ -30,7 +30,8 @@ WISHES = ("temperature", "top_p", "top_k")
 def from_anthropic(body: Mapping[str, Any]) -> CanonicalRequest:
     """An Anthropic Messages request."""
     messages: list[Message] = []
-    system = tuple(t for t in texts(body.get("system"), "system") if not t.startswith(BILLING_HEADER))
+    blocks = map(without_billing, texts(body.get("system"), "system"))
+    system = tuple(block for block in blocks if block)
     if system:
         messages.append(Message("system", system))
     if not isinstance(body.get("messages"), list):
