@@ -1,6 +1,8 @@
 """Canonical form: spellings that must not matter, and those that must."""
 
 import json
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,16 +12,21 @@ from hypothesis import strategies as st
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.answers import parse_answer
 from gyre.trajectory.canonical import (
+    BILLING_HEADER,
     CanonicalRequest,
     Message,
     ToolCall,
     assistant,
     chain_keys,
     extend_key,
+    first_key,
+    message_bytes,
     request_key,
     restore,
+    without_billing,
 )
-from gyre.trajectory.dialects import from_anthropic, from_openai, parse_body
+from gyre.trajectory.dialects import from_anthropic, from_openai, from_responses, parse_body
+from gyre.trajectory.missing_ids import saying, with_recorded_ids
 
 
 def key_of(request: CanonicalRequest) -> str:
@@ -49,8 +56,26 @@ def test_a18_cache_control_and_list_or_string_do_not_matter() -> None:
     assert key_of(ask(marked)) == key_of(ask(user("x")))
 
 
-def test_stream_and_sampling_wishes_do_not_enter() -> None:
-    assert key_of(ask(user("x"), stream=True, temperature=0, max_tokens=3)) == key_of(ask(user("x")))
+def test_a16_only_the_line_of_the_billing_header_goes() -> None:
+    """Also where a harness joined its system blocks to one text."""
+    joined = ask(user("x"), system="x-anthropic-billing-header: cch=1;\nbe good")
+    assert joined.messages[0] == Message("system", ("be good",))
+
+
+def test_volatile_fields_do_not_enter() -> None:
+    """Sampling wishes, ids of items, metadata with counters and times: all that Codex and Claude send."""
+    told = {"metadata": {"user_id": "s1"}, "context_management": {}, "thinking": {"type": "enabled"}}
+    wishes = {"stream": True, "temperature": 0, "max_tokens": 3}
+    assert key_of(ask(user("x"), **wishes, **told)) == key_of(ask(user("x")))
+
+    def codex(turn: int) -> CanonicalRequest:
+        text = [{"type": "input_text", "text": "x"}]
+        item = {"type": "message", "role": "user", "id": f"msg_{turn}", "content": text}
+        counters = {"window_number": turn, "turn_started_at_unix_ms": turn}
+        volatile = {"client_metadata": counters, "prompt_cache_key": str(turn), "include": ["a"] * turn}
+        return from_responses({"model": "m", "input": [item], **volatile})
+
+    assert key_of(codex(1)) == key_of(codex(2)) == key_of(ask(user("x")))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +91,19 @@ def test_stream_and_sampling_wishes_do_not_enter() -> None:
 )
 def test_what_is_said_matters(other: CanonicalRequest) -> None:
     assert key_of(other) != key_of(ask(user("x")))
+
+
+TOOLS = [{"name": "t", "input_schema": {}}, {"name": "u", "input_schema": {}}]
+
+
+def test_other_tools_break_a_match_and_so_does_their_order() -> None:
+    keys = {key_of(ask(user("x"), tools=tools)) for tools in (TOOLS, TOOLS[::-1], TOOLS[:1], [])}
+    assert len(keys) == 4
+
+
+def test_another_model_or_template_breaks_a_match() -> None:
+    scopes = ("m|template", "m|other template", "other model|template")
+    assert len({chain_keys((), [Message("user", ("x",))], scope)[0] for scope in scopes}) == 3
 
 
 def test_system_messages_in_the_middle_stay_in_place() -> None:
@@ -110,6 +148,75 @@ def test_rewritten_arguments_are_restored_by_call_id() -> None:
 
 def test_reasoning_is_in_no_key() -> None:
     assert chain_keys((), [assistant("x", reasoning="why")]) == chain_keys((), [assistant(" x\n")])
+
+
+MESSAGES = st.builds(
+    Message,
+    st.sampled_from(["system", "user", "assistant", "tool"]),
+    st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    st.lists(
+        st.builds(ToolCall, st.text(max_size=2), st.text(max_size=2), st.text(max_size=3)), max_size=2
+    ).map(tuple),
+    st.none() | st.text(max_size=2),
+)
+
+
+@given(MESSAGES, MESSAGES)
+def test_distinct_messages_stay_distinct(one: Message, other: Message) -> None:
+    def values(message: Message) -> Message:
+        """With arguments as the JSON values that they are compared as."""
+        calls = [replace(call, arguments=value_of(call.arguments)) for call in message.tool_calls]
+        return replace(message, tool_calls=tuple(calls))
+
+    assert (message_bytes(one) == message_bytes(other)) == (values(one) == values(other))
+
+
+def value_of(arguments: str) -> str:
+    """``1`` and ``1.0`` are two values here, as true and 1 are."""
+    try:
+        return "value " + json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:
+        return "text " + arguments
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=4), st.randoms())
+def test_spacing_and_order_of_arguments_do_not_matter(arguments: dict[str, Any], random: Random) -> None:
+    names = list(arguments)
+    random.shuffle(names)
+    respelt = json.dumps({name: arguments[name] for name in names}, ensure_ascii=False, indent=3)
+    one, other = ToolCall("i", "f", json.dumps(arguments)), ToolCall("i", "f", respelt)
+    assert message_bytes(assistant("", [one])) == message_bytes(assistant("", [other]))
+
+
+LINES = st.lists(st.sampled_from([f"{BILLING_HEADER} cch=1;", "be good", ""]), max_size=4).map("\n".join)
+
+
+@given(st.text() | LINES)
+def test_canonical_forms_are_their_own_canonical_form(text: str) -> None:
+    once = assistant(text)
+    assert assistant(once.text) == once
+    calls = (ToolCall("i", "f", "{}"),)
+    recorded = {"i": assistant(text, calls)}
+    restored = restore([assistant("", calls)], recorded)
+    assert restore(restored, recorded) == restored
+    assert without_billing(without_billing(text)) == without_billing(text)
+
+
+def test_calls_without_ids_get_those_of_the_conversation_they_are_in() -> None:
+    """The policy said the same twice, and another conversation has it too."""
+    said = [assistant("", [ToolCall(f"id{i}", "f", '{"x": 1}')]) for i in range(3)]
+    unnamed = assistant("", [ToolCall("#0", "f", '{ "x":1 }')])
+    results = [Message("tool", ("r",), tool_call_id=f"id{i}") for i in range(2)]
+    recorded = [Message("user", ("go",)), said[0], results[0], said[1], results[1]]
+    elsewhere = chain_keys((), [Message("user", ("no",)), said[2]])
+    known = {*chain_keys((), recorded), *elsewhere}
+    result = Message("tool", ("r",), tool_call_id="#0")
+    asked = [recorded[0], unnamed, result, unnamed, result]
+    found = with_recorded_ids(first_key(()), asked, {saying(unnamed): said}, known)
+    assert [message.tool_call_id for message in found if message.role == "tool"] == ["id0", "id1"]
+    assert chain_keys((), found) == chain_keys((), recorded)
+    stranger = [Message("user", ("who?",)), unnamed, result]
+    assert with_recorded_ids(first_key(()), stranger, {saying(unnamed): said}, known) == tuple(stranger)
 
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=6))
