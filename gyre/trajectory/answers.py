@@ -6,6 +6,7 @@ text and is counted, never an error: the policy must see what it wrote.
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ def _split_reasoning(text: str, in_thinking: bool) -> tuple[str | None, str]:
 
 def _read_call(payload: str, call_id: str) -> ToolCall | None:
     try:
-        read = whole_characters(json.loads(payload, parse_constant=_no_constant))
+        read = whole_characters(json.loads(payload, parse_constant=_no_constant, parse_float=_finite))
     except (ValueError, RecursionError):
         return None
     if not isinstance(read, dict):
@@ -100,3 +101,10 @@ def _read_call(payload: str, call_id: str) -> ToolCall | None:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(number: str) -> float:
+    """``1e999`` is JSON, but it would be written again as Infinity, which is not."""
+    if math.isinf(value := float(number)):
+        raise ValueError(f"{number} is too large")
+    return value

@@ -112,8 +112,7 @@ def wrong(spoken: Spoken, sent: Sending, received: Received) -> str | None:
     if received.status >= 500:
         return f"status {received.status}: {received.body[:300]!r}"
     if received.status == 200 and "event-stream" in received.content_type:
-        last = received.body.rstrip().split(b"\n\n")[-1]
-        return None if any(end in last for end in spoken.ends) else f"the stream ends with {last[:200]!r}"
+        return broken_stream(spoken, received.body)
     if received.status == 200 and sent.method != "HEAD" and not is_json(received.body):
         return f"an answer that is not JSON: {received.body[:300]!r}"
     if received.status < 400 or sent.method == "HEAD" or received.status in OF_NO_DIALECT:
@@ -121,9 +120,19 @@ def wrong(spoken: Spoken, sent: Sending, received: Received) -> str | None:
     return unclear(spoken, received.body)
 
 
+def broken_stream(spoken: Spoken, body: bytes) -> str | None:
+    for line in body.split(b"\n"):
+        data = line.removeprefix(b"data: ")
+        if data != line and data != b"[DONE]" and not is_json(data):
+            return f"an event that is not JSON: {line[:300]!r}"
+    last = body.rstrip().split(b"\n\n")[-1]
+    return None if any(end in last for end in spoken.ends) else f"the stream ends with {last[:200]!r}"
+
+
 def is_json(body: bytes) -> bool:
+    """By the standard: neither NaN nor Infinity, which other languages do not read."""
     try:
-        json.loads(body)
+        json.loads(body, parse_constant=int)
     except ValueError:
         return False
     return True

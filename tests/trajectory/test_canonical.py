@@ -271,6 +271,7 @@ def test_tool_calls_are_read_with_ids_of_their_own() -> None:
         '{"name": "f", "arguments": "x"}',
         '{"name": "\\u0000"}',
         '{"name": "f", "arguments": {"x": NaN}}',
+        '{"name": "f", "arguments": {"x": 1e999}}',
         "[" * 100_000,
         "<function=f><parameter=a>1</parameter></function>",
     ],
