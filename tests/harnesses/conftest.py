@@ -33,6 +33,8 @@ class Stage:
     engine: ScriptedEngine
     tap: WireTap
     directory: Path
+    tapped: bool = True
+    """Whether the harness reaches the gateway through the wire tap."""
 
     @property
     def adapter(self) -> adapters.Adapter:
@@ -54,8 +56,8 @@ class Stage:
             directory=self.directory,
             instruction=instruction,
             token=self.world.token,
-            gateway_socket=str(self.tap.path),
-            gateway_url=self.tap.url,
+            gateway_socket=str(self.tap.path) if self.tapped else self.world.boot().socket,
+            gateway_url=self.tap.url if self.tapped else self.world.url,
             time_limit_s=WAIT_S,
             limits=Limits(),
         )

@@ -53,6 +53,34 @@ def loop(harness: str, turns: int) -> Script:
     return script
 
 
+def delegating(harness: str, *calls: str) -> Script:
+    """The main task makes these calls, one a turn; each sub-agent writes the file ``sub`` and reports.
+
+    The main task's instruction holds MAIN, a sub-agent's prompt must not.
+    """
+
+    def script(request: GenerateRequest, prompt: str) -> str:
+        turn = num_results(prompt)
+        if "MAIN" not in prompt:
+            return "<think>Done</think>SUBDONE" if turn else shell(harness, "echo sub >> sub")
+        return calls[turn] if turn < len(calls) else "MAINDONE"
+
+    return script
+
+
+def filling(harness: str, num_bytes: int, summary_request: str) -> Script:
+    """Calls of the shell that print much, until a summary is asked for; it says KEYWORD, and work ends."""
+
+    def script(request: GenerateRequest, prompt: str) -> str:
+        if summary_request in prompt.rpartition("<|im_start|>user")[2]:
+            return "<think>What matters?</think><summary>\nThe KEYWORD so far\n</summary>"
+        if "KEYWORD" in prompt:
+            return "All is done."
+        return shell(harness, f"head -c {num_bytes} /dev/zero | tr '\\0' x; echo; echo {num_results(prompt)}")
+
+    return script
+
+
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 

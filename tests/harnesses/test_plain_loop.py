@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from itertools import pairwise
 
 import pytest
 
 from tests.harnesses.conftest import Stage
+from tests.harnesses.lineage import check_lineage, unpacked
 from tests.harnesses.scripts import SHELLS, loop, spoken
 from tests.harnesses.wire import Heard, heard
 
@@ -30,17 +30,11 @@ def test_a4_thirty_turns_make_one_leaf(stage: Stage, harness: str) -> None:
 
 
 def check_one_path(stage: Stage) -> None:
-    """Each call of the main task sends what the one before it sent and sampled, then something new."""
+    """One leaf, and each call of the main task sends all that the one before it sent and sampled."""
     calls = stage.calls("main")
     assert len(calls) == TURNS
     assert len(stage.leaves("main")) == 1
-    sent = {sha256_of(request.input_ids): request.input_ids for request in stage.engine.requests}
-    outputs = {node.id: node.token_ids for node in stage.world.nodes()}
-    for before, after in pairwise(calls):
-        known = sent[before.input_sha256] + unpacked(outputs[before.sampled_node_id])
-        assert sent[after.input_sha256][: len(known)] == known
-        assert len(sent[after.input_sha256]) > len(known)
-        assert after.num_reused_tokens == len(known)
+    check_lineage(stage, calls)
 
 
 def check_that_all_was_sampled(stage: Stage) -> None:
@@ -68,12 +62,3 @@ def recorded_answers(stage: Stage) -> dict[str, str]:
         name = hashlib.sha256(call.id.encode()).hexdigest()[:24]
         texts[name] = stage.engine.tokenizer.decode(sampled[:-1], skip_special_tokens=False)
     return texts
-
-
-def sha256_of(ids: list[int]) -> str:
-    return hashlib.sha256(b"".join(number.to_bytes(4, "little") for number in ids)).hexdigest()
-
-
-def unpacked(stored: bytes) -> list[int]:
-    """Little-endian 32-bit ids."""
-    return [int.from_bytes(stored[at : at + 4], "little") for at in range(0, len(stored), 4)]
