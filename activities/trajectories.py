@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
@@ -20,6 +20,7 @@ from gyre.durable.failures import translated
 from gyre.rules.groups import advantages
 from gyre.settings import RunFile
 from gyre.trajectory.extraction import Node, Path, extract
+from gyre.trajectory.layout import head, segments_to
 from gyre.trajectory.packing import Item, pack
 
 
@@ -51,11 +52,11 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
         return OpenBatchResult(batch_id=None, num_executions=0, num_trajectories=0, num_targets=0)
     scored = _frozen(batches.scored_of(session, ready), config, given.version)
     placeholders = batches.num_placeholders(session, ready) if config.loss.placeholder_in_baseline else {}
-    paths = _paths(session, scored, config)
+    trees = _trees(session, scored)
+    paths = _paths(trees, config)
     trajectories = _trajectories(name, paths)
     executions = _executions(name, scored, paths, config, placeholders)
     budget = config.optimizer.micro_step_tokens
-    items = [Item(t.id, t.execution_id, t.num_tokens) for t in trajectories]
     micro_steps = [
         MicroStep(
             batch_id=name,
@@ -65,7 +66,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
             num_tokens=step.num_tokens,
             status="open",
         )
-        for index, step in enumerate(pack(items, budget=budget))
+        for index, step in enumerate(pack(_items(trees, paths), budget=budget))
     ]
     batch = Batch(id=name, run_id=given.run, version=given.version, num_executions=len(scored))
     batches.write(session, batch, ready, executions, trajectories, micro_steps)
@@ -89,15 +90,20 @@ def _frozen(scored: Sequence[Scored], config: RunFile, version: int) -> list[Sco
     ]
 
 
-def _paths(session: Session, scored: Sequence[Scored], config: RunFile) -> dict[str, list[Path]]:
-    trees = batches.nodes_of(session, [each.execution_id for each in scored])
+def _trees(session: Session, scored: Sequence[Scored]) -> dict[str, list[Node]]:
+    """Nodes by execution, in order of execution."""
+    rows = batches.nodes_of(session, [each.execution_id for each in scored])
+    return {execution: [_node(row) for row in tree] for execution, tree in sorted(rows.items())}
+
+
+def _paths(trees: Mapping[str, Sequence[Node]], config: RunFile) -> dict[str, list[Path]]:
     return {
         execution: extract(
-            [_node(row) for row in rows],
+            nodes,
             max_paths=config.schedule.max_trajectories,
             seed=f"{config.run.seed}:{execution}",
         )
-        for execution, rows in sorted(trees.items())
+        for execution, nodes in trees.items()
     }
 
 
@@ -116,7 +122,7 @@ def _node(row: NodeRow) -> Node:
 def _trajectories(batch: BatchId, paths: Mapping[str, Sequence[Path]]) -> list[Trajectory]:
     return [
         Trajectory(
-            id=f"{execution}/trajectory/{index}",
+            id=_trajectory_id(execution, index),
             execution_id=execution,
             batch_id=batch,
             index=index,
@@ -129,6 +135,19 @@ def _trajectories(batch: BatchId, paths: Mapping[str, Sequence[Path]]) -> list[T
         for execution, found in paths.items()
         for index, path in enumerate(found)
     ]
+
+
+def _items(trees: Mapping[str, Sequence[Node]], paths: Mapping[str, Sequence[Path]]) -> Iterator[Item]:
+    for execution, found in paths.items():
+        nodes = {node.id: node for node in trees[execution]}
+        for index, path in enumerate(found):
+            last = nodes[path.target_ids[-1]]
+            computed = head(segments_to(path.leaf_id, nodes), last.position + last.num_tokens - 1)
+            yield Item(_trajectory_id(execution, index), execution, computed)
+
+
+def _trajectory_id(execution: str, index: int) -> str:
+    return f"{execution}/trajectory/{index}"
 
 
 def _executions(

@@ -74,6 +74,7 @@ class MicroStep(Base):
     kind: Mapped[str] = mapped_column(default=MicroStepKind.GRAD)
     trajectory_ids: Mapped[list[Any]]
     num_tokens: Mapped[int]
+    """Tokens before some target of these trajectories; what they share is computed, and counted, once."""
     status: Mapped[str] = mapped_column(default=MicroStepStatus.OPEN)
     claimed_by: Mapped[str | None]
     """``<cell>/<epoch>`` of the cell that works on it."""

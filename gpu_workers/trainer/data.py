@@ -11,6 +11,7 @@ from db.models import BatchExecution, Trajectory, TreeNode
 from gpu_workers.trainer.model import Row
 from gyre.contracts.errors import TrainingImpossible
 from gyre.contracts.lifecycle import NodeKind
+from gyre.trajectory.layout import Segments, head, lay_out, segments_to
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Path:
     targets: NDArray[np.int64]
     behaviour: NDArray[np.float32]
     """Log-probabilities that the policy sampled the targets with."""
+    segments: Segments
+    """The tree's nodes that hold the tokens before the last target: what is computed of this path."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,14 @@ class Packed:
 
 def assemble(trajectory: Trajectory, nodes: Mapping[str, TreeNode], execution: BatchExecution) -> Path:
     """The path from the root to the trajectory's leaf. Raises TrainerFailed if the rows disagree."""
-    chain = _chain(trajectory.leaf_node_id, nodes)
-    cuts = [child.parent_offset for child in chain[1:]] + [chain[-1].num_tokens]
+    path = segments_to(trajectory.leaf_node_id, nodes)
     wanted = set(trajectory.target_node_ids)
     tokens, targets, behaviour, start = [], [], [], 0
-    for node, cut in zip(chain, cuts, strict=True):
-        tokens.append(np.frombuffer(node.token_ids, "<i4", count=cut))
-        if node.id in wanted:
+    for name, cut in path:
+        tokens.append(np.frombuffer(nodes[name].token_ids, "<i4", count=cut))
+        if name in wanted:
             targets.append(np.arange(start, start + cut))
-            behaviour.append(_logprobs(node, cut))
+            behaviour.append(_logprobs(nodes[name], cut))
         start += cut
     positions = np.concatenate(targets) if targets else np.zeros(0, np.int64)
     if start != trajectory.num_tokens or len(positions) != trajectory.num_targets or 0 in positions:
@@ -62,14 +64,8 @@ def assemble(trajectory: Trajectory, nodes: Mapping[str, TreeNode], execution: B
         tokens=np.concatenate(tokens)[:end].astype(np.int64),
         targets=positions,
         behaviour=np.concatenate(behaviour) if behaviour else np.zeros(0, np.float32),
+        segments=head(path, end - 1),
     )
-
-
-def _chain(leaf: str, nodes: Mapping[str, TreeNode]) -> list[TreeNode]:
-    chain = [nodes[leaf]]
-    while (parent := chain[-1].parent_id) is not None:
-        chain.append(nodes[parent])
-    return chain[::-1]
 
 
 def _logprobs(node: TreeNode, cut: int) -> NDArray[np.float32]:
@@ -82,18 +78,21 @@ def _logprobs(node: TreeNode, cut: int) -> NDArray[np.float32]:
 
 
 def pack(paths: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Packed:
-    """Lay the paths end to end; the last token of each predicts nothing and is left out."""
-    inputs = [path.tokens[:-1] for path in paths]
-    starts = np.cumsum([0, *map(len, inputs)])
+    """One row in which what paths share is computed once. A path's last token predicts nothing and is left
+    out; a target's logits come from the row of the token before it on its own path."""
+    layout = lay_out([path.segments for path in paths])
+    tokens = np.zeros((2, layout.num_tokens), np.int64)  # ids and positions
+    for path, rows in zip(paths, layout.rows, strict=True):
+        tokens[:, rows] = path.tokens[:-1], np.arange(len(rows))
     executions = list(dict.fromkeys(path.execution_id for path in paths))
     first = {path.execution_id: path for path in reversed(paths)}
     owner = [np.full(len(path.targets), executions.index(path.execution_id)) for path in paths]
+    predicting = [rows[path.targets - 1] for path, rows in zip(paths, layout.rows, strict=True)]
     row = Row(
-        tokens=_tensor(np.concatenate(inputs), device),
-        lengths=[len(tokens) for tokens in inputs],
-        rows=_tensor(
-            np.concatenate([s + p.targets - 1 for s, p in zip(starts, paths, strict=False)]), device
-        ),
+        tokens=_tensor(tokens[0], device),
+        positions=_tensor(tokens[1], device),
+        layout=layout,
+        rows=_tensor(np.concatenate(predicting), device),
         targets=_tensor(np.concatenate([path.tokens[path.targets] for path in paths]), device),
     )
     return Packed(

@@ -1,4 +1,4 @@
-"""Megatron Core's GPTModel for the Qwen3 architecture, over packed rows of independent sequences."""
+"""Megatron Core's GPTModel for the Qwen3 architecture, over packed rows of trees."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,54 +8,30 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 from transformers import Qwen3Config
 
+from gpu_workers.trainer.attention import TreeAttention, TreeParams
 from gyre.contracts.errors import BadInput
+from gyre.trajectory.layout import Layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Sequences laid end to end, without padding.
+    """The tokens of a forest, each once, without padding.
 
-    ``tokens`` [S] int64, ``lengths`` of the sequences (they sum to S), ``targets`` [T] int64 token ids
-    and ``rows`` [T] int64: the row whose logits predict each target.
+    ``tokens`` [S] int64, ``positions`` [S] int64 of each in its own path, ``layout`` of what sees what,
+    ``targets`` [T] int64 token ids and ``rows`` [T] int64: the row whose logits predict each target.
     """
 
     tokens: Tensor
-    lengths: list[int]
+    positions: Tensor
+    layout: Layout
     rows: Tensor
     targets: Tensor
-
-
-class SegmentAttention(nn.Module):
-    """Core attention: causal inside each sequence of the row, none between them."""
-
-    def __init__(self, config: Any, **_: Any) -> None:
-        super().__init__()
-        self.scale = config.kv_channels**-0.5
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *_: Any,
-        packed_seq_params: PackedSeqParams,
-        **__: Any,
-    ) -> Tensor:
-        """query [S, 1, H, D], key and value [S, 1, G, D] with G dividing H; returns [S, 1, H * D]."""
-        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
-        parts = (tensor.permute(1, 2, 0, 3).split(lengths, dim=2) for tensor in (query, key, value))
-        mixed = [
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
-            for q, k, v in zip(*parts, strict=True)
-        ]
-        return torch.cat(mixed, dim=2).permute(2, 0, 1, 3).flatten(2)
 
 
 class PositionRotary(nn.Module):
@@ -94,12 +70,10 @@ class PolicyModel(nn.Module):
 
     def forward(self, row: Row) -> Tensor:
         """Logits [T, V / tp] of this tensor-parallel rank, padded vocabulary set to -inf."""
-        lengths = torch.tensor([0, *row.lengths], dtype=torch.int32)
-        positions = torch.cat([torch.arange(n) for n in row.lengths]).to(row.tokens.device)
-        self._row, self.gpt.rotary_pos_emb.positions = row, positions
-        # "sbhd" keeps Megatron from slicing the angles itself; the lengths stay on the CPU on purpose.
-        packed = PackedSeqParams(qkv_format="sbhd", cu_seqlens_q=lengths.cumsum(0))
-        logits = self.gpt(row.tokens[None], positions[None], None, packed_seq_params=packed)[0]
+        self._row, self.gpt.rotary_pos_emb.positions = row, row.positions
+        # "sbhd" keeps Megatron from slicing the angles itself.
+        params = TreeParams(qkv_format="sbhd", layout=row.layout)
+        logits = self.gpt(row.tokens[None], row.positions[None], None, packed_seq_params=params)[0]
         first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
         columns = torch.arange(first, first + logits.shape[-1], device=logits.device)
         return logits.masked_fill(columns >= self.vocab_size, float("-inf"))
@@ -169,7 +143,7 @@ def transformer_config(hf: Any, dtype: torch.dtype) -> TransformerConfig:
 
 def _gpt_model(hf: Any, dtype: torch.dtype) -> GPTModel:
     spec: Any = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = SegmentAttention
+    spec.submodules.self_attention.submodules.core_attention = TreeAttention
     spec.submodules.mlp.params["ffn_hidden_size"] = hf.intermediate_size
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
     model: Any = GPTModel(

@@ -1,5 +1,7 @@
-"""Models and paths for tests."""
+"""Models, paths and trees for tests."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 import numpy as np
@@ -7,6 +9,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gpu_workers.trainer.data import Path
+from gyre.trajectory.extraction import Node, extract
+from gyre.trajectory.layout import head, segments_to
 
 
 def tiny_config(*, tied: bool, vocab_size: int = 61) -> Qwen3Config:
@@ -58,4 +62,59 @@ def random_path(
         tokens=rng.integers(0, 61, length),
         targets=targets,
         behaviour=rng.uniform(-6, -3, len(targets)).astype(np.float32),
+        segments=[(f"{execution}/{seed}", length - 1)],
     )
+
+
+def random_nodes(rng: np.random.Generator, count: int, max_tokens: int = 9) -> list[Node]:
+    """A tree that branches anywhere, inside nodes too; all but its root was sampled."""
+    nodes = list[Node]()
+    for index in range(count):
+        parent = nodes[rng.integers(index)] if index else None
+        offset = int(rng.integers(1, parent.num_tokens + 1)) if parent else 0
+        nodes.append(
+            Node(
+                id=str(index),
+                parent_id=parent.id if parent else None,
+                parent_offset=offset,
+                position=parent.position + offset if parent else 0,
+                num_tokens=int(rng.integers(2, max_tokens + 1)),
+                trainable=index > 0,
+                role="main",
+            )
+        )
+    return nodes
+
+
+def paths_of(
+    nodes: Sequence[Node], rng: np.random.Generator, execution: str = "e", advantage: float = 1.0
+) -> list[Path]:
+    """Every trajectory that extraction finds, with tokens and log-probabilities sampled by nobody."""
+    by_id = {node.id: node for node in nodes}
+    ids = {node.id: rng.integers(0, 61, node.num_tokens) for node in nodes}
+    logprobs = {node.id: rng.uniform(-6, -3, node.num_tokens).astype(np.float32) for node in nodes}
+    found = extract(nodes, max_paths=len(nodes), seed=execution)
+    paths = list[Path]()
+    for path in found:
+        segments = segments_to(path.leaf_id, by_id)
+        places = [by_id[name].position + np.arange(by_id[name].num_tokens) for name in path.target_ids]
+        targets = np.concatenate(places)
+        end = int(targets[-1]) + 1
+        named = [(f"{execution}/{name}", count) for name, count in segments]
+        paths.append(
+            Path(
+                execution_id=execution,
+                advantage=advantage,
+                num_execution_targets=sum(each.num_targets for each in found),
+                tokens=np.concatenate([ids[name][:count] for name, count in segments])[:end],
+                targets=targets,
+                behaviour=np.concatenate([logprobs[name] for name in path.target_ids]),
+                segments=head(named, end - 1),
+            )
+        )
+    return paths
+
+
+def apart(paths: Sequence[Path]) -> list[Path]:
+    """The same paths with nothing shared: flat training."""
+    return [replace(path, segments=[(f"apart/{i}", len(path.tokens) - 1)]) for i, path in enumerate(paths)]

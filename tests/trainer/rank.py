@@ -1,21 +1,28 @@
 """One rank of a replica that trains on fixed paths; rank 0 writes the weights that result."""
 
-from pathlib import Path
+from pathlib import Path as FilePath
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from gpu_workers.trainer.data import Path
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection, OptimizerSection
-from tests.trainer.models import random_path, tiny_config
+from tests.trainer.models import apart, paths_of, random_nodes, random_path, tiny_config
 
 UPDATES, STEPS_AN_UPDATE, CLIP_NORM = 2, 4, 0.05
 SECTION = LossSection(form="truncated")
 
 
-def train(ranks: Ranks, weights_file: str, *, tied: bool, dtype: str) -> dict[str, torch.Tensor]:
-    """Updates over the same micro-steps in every layout; weights and norms, on rank 0."""
+def train(
+    ranks: Ranks, weights_file: str, *, tied: bool, dtype: str, flat: bool = False
+) -> dict[str, torch.Tensor]:
+    """Updates over the same micro-steps in every layout; weights, moments and norms, on rank 0.
+
+    ``flat`` trains the same paths with nothing shared.
+    """
     device = torch.device("cpu")
     replica = Replica(tiny_config(tied=tied), dtype, OptimizerSection(weight_decay=0.1), device)
     if ranks.rank:
@@ -25,6 +32,7 @@ def train(ranks: Ranks, weights_file: str, *, tied: bool, dtype: str) -> dict[st
     for update in range(UPDATES):
         ranks.call(replica, "begin")
         steps = [step_paths(update, index) for index in range(STEPS_AN_UPDATE)]
+        steps = [apart(paths) for paths in steps] if flat else steps
         for start in range(0, STEPS_AN_UPDATE, ranks.data_parallel):
             parts = steps[start : start + ranks.data_parallel]
             ranks.spread(replica, "accumulate", [(part, {}, SECTION, 0.8) for part in parts])
@@ -34,15 +42,17 @@ def train(ranks: Ranks, weights_file: str, *, tied: bool, dtype: str) -> dict[st
     return {**named, **moments, "norms": torch.tensor(norms, dtype=torch.float64)}
 
 
-def step_paths(update: int, index: int) -> list:
+def step_paths(update: int, index: int) -> list[Path]:
+    """An execution with a tree of paths, and one with a path alone."""
     seed = 100 * update + 10 * index
+    rng = np.random.default_rng(seed)
     return [
-        random_path(seed, execution=f"{seed}"),
+        *paths_of(random_nodes(rng, 8), rng, execution=f"{seed}"),
         random_path(seed + 1, execution=f"{seed + 1}", advantage=-0.5),
     ]
 
 
-def main(rank: int, rendezvous: str, tensor_parallel: int, tied: bool, dtype: str, folder: Path) -> None:
+def main(rank: int, rendezvous: str, tensor_parallel: int, tied: bool, dtype: str, folder: FilePath) -> None:
     ranks = Ranks(rank, 2, rendezvous, tensor_parallel, torch.device("cpu"))
     result = train(ranks, f"{folder}/model.safetensors", tied=tied, dtype=dtype)
     save_file(result, folder / "result.safetensors")

@@ -149,7 +149,8 @@ def sample(engine: Engine) -> list[data.Path]:
         answer = engine.generate(prompt, seed=seed, max_new_tokens=TOKENS)
         targets = np.arange(PROMPT, PROMPT + TOKENS)
         tokens, logprobs = np.array(prompt + answer.ids), np.array(answer.logprobs, np.float32)
-        paths.append(data.Path(f"e{seed}", 1.0, TOKENS, tokens, targets, logprobs))
+        segments = [(f"e{seed}", len(tokens) - 1)]
+        paths.append(data.Path(f"e{seed}", 1.0, TOKENS, tokens, targets, logprobs, segments))
     return paths
 
 

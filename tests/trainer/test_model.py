@@ -16,6 +16,7 @@ from gpu_workers.trainer.model import Row, check_architecture
 from gpu_workers.trainer.replica import Replica
 from gyre.contracts.errors import BadInput
 from gyre.settings.runfile import OptimizerSection
+from gyre.trajectory.layout import lay_out
 from tests.trainer.models import make_model, random_path, save_model, tiny_config
 
 CPU = torch.device("cpu")
@@ -24,11 +25,16 @@ CPU = torch.device("cpu")
 def test_logits_equal_transformers(hf: Qwen3Config, tmp_path: Path) -> None:
     model = make_model(hf)
     replica = loaded(hf, save_model(hf, tmp_path))
-    lengths = [7, 1, 30]
-    tokens = torch.randint(0, hf.vocab_size, (sum(lengths),), generator=torch.Generator().manual_seed(1))
-    every = torch.arange(len(tokens))
-    ours = replica._policy(Row(tokens, lengths, every, tokens))
-    theirs = torch.cat([model(part[None]).logits[0] for part in tokens.split(lengths)])
+    # A fork after three tokens, a branch inside the second node, another root.
+    paths = [[("a", 3), ("b", 7)], [("a", 3), ("c", 30)], [("a", 3), ("b", 4), ("d", 1)], [("e", 5)]]
+    layout = lay_out(paths)
+    tokens = torch.randint(0, hf.vocab_size, (layout.num_tokens,), generator=torch.Generator().manual_seed(1))
+    rows = [torch.from_numpy(part) for part in layout.rows]
+    positions = torch.zeros_like(tokens)
+    for part in rows:
+        positions[part] = torch.arange(len(part))
+    ours = replica._policy(Row(tokens, positions, layout, torch.cat(rows), torch.cat(rows)))
+    theirs = torch.cat([model(tokens[part][None]).logits[0] for part in rows])
     assert (ours - theirs).abs().max() < 1e-4
 
 

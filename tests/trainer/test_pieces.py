@@ -11,14 +11,16 @@ from gpu_workers.trainer.data import Path, pack
 from gpu_workers.trainer.replica import Replica, Sums
 from gyre.contracts.errors import TrainerFailed
 from gyre.settings.runfile import LossSection
-from tests.trainer.models import random_path
+from tests.trainer.models import paths_of, random_nodes, random_path
 
 CAPPED = LossSection()
 
 
 def execution(replica: Replica, mean_log_ratio: float, advantage: float, num_paths: int = 5) -> list[Path]:
-    """Paths whose recorded log-probabilities give exp(mean_log_ratio) as s_i, unevenly over the paths."""
-    made = [random_path(seed, advantage=advantage, length=10 + 3 * seed) for seed in range(num_paths)]
+    """Paths of a tree whose recorded log-probabilities give exp(mean_log_ratio) as s_i, unevenly."""
+    rng = np.random.default_rng(4)
+    made = paths_of(random_nodes(rng, 4 * num_paths), rng, advantage=advantage)[:num_paths]
+    assert len(made) == num_paths
     total = sum(len(path.targets) for path in made)
     rng, paths = np.random.default_rng(0), list[Path]()
     shifts = rng.uniform(-0.5, 0.5, total)
@@ -66,7 +68,7 @@ def test_one_two_and_five_pieces_give_one_gradient(
 
 def test_a_piece_alone_is_refused_without_the_others_scores(replica: Replica) -> None:
     paths = execution(replica, 0.0, 1.0)
-    with pytest.raises(TrainerFailed, match="of which 5 were scored"):
+    with pytest.raises(TrainerFailed, match=f"of which {len(paths[0].targets)} were scored"):
         needing_gradient(paths[:1], {}, CAPPED)
     scored = replica.score(paths[:2], 1.0).sums
     with pytest.raises(TrainerFailed, match="were scored"):

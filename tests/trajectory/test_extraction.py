@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.contracts.lifecycle import MicroStepKind
 from gyre.trajectory.extraction import ROLES, Node, extract
-from gyre.trajectory.packing import Item, pack
 
 
 @st.composite
@@ -149,35 +147,3 @@ def test_a_long_execution_costs_nodes_times_paths() -> None:
         return Counting.looked_at / len(nodes)
 
     assert looks(1000) < 1.5 * looks(20)
-
-
-items = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60)), max_size=24)
-
-
-@given(items, st.integers(10, 80))
-def test_packing_covers_each_trajectory_exactly_once(sizes: list[tuple[int, int]], budget: int) -> None:
-    given_items = [Item(f"t{i}", f"e{owner}", size) for i, (owner, size) in enumerate(sizes)]
-    steps = pack(given_items, budget=budget)
-    grad = Counter(t for s in steps if s.kind is MicroStepKind.GRAD for t in s.trajectory_ids)
-    assert grad == Counter(item.trajectory_id for item in given_items)
-    kinds = [step.kind for step in steps]
-    assert kinds == sorted(kinds, key=[MicroStepKind.SCORE, MicroStepKind.GRAD].index)
-    for step in steps:
-        assert step.num_tokens <= budget or len(step.trajectory_ids) == 1
-
-
-@given(items, st.integers(10, 80))
-def test_an_execution_in_several_steps_is_scored_first(sizes: list[tuple[int, int]], budget: int) -> None:
-    given_items = [Item(f"t{i}", f"e{owner}", size) for i, (owner, size) in enumerate(sizes)]
-    owner_of = {item.trajectory_id: item.execution_id for item in given_items}
-    steps = pack(given_items, budget=budget)
-    places: dict[str, set[int]] = {}
-    scored: set[str] = set()
-    for number, step in enumerate(steps):
-        for trajectory in step.trajectory_ids:
-            if step.kind is MicroStepKind.SCORE:
-                scored.add(trajectory)
-            else:
-                places.setdefault(owner_of[trajectory], set()).add(number)
-    cut = {owner for owner, found in places.items() if len(found) > 1}
-    assert scored == {item.trajectory_id for item in given_items if item.execution_id in cut}

@@ -1,0 +1,99 @@
+"""Core attention over a packed row of trees: causal chains, and blocks of ancestors without a mask.
+
+A token's softmax runs over its own chain and the blocks that hold it. Each part is computed by a fused
+kernel that gives (output, log-sum-exp), and the parts are merged: with l = log(exp(l1) + exp(l2)) the
+whole is exp(l1 - l) o1 + exp(l2 - l) o2. Backward merges nothing: a fused backward kernel restores its
+part's probabilities as exp(score - l), so with the merged output and the merged l it gives exactly that
+part's share of the gradient, and shares add up (ring attention, arXiv 2310.01889).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor, nn
+
+from gpu_workers.trainer.kernels import backward_kernel, forward_kernel
+from gyre.trajectory.layout import Layout
+
+
+@dataclass
+class TreeParams(PackedSeqParams):
+    """How Megatron hands a row's layout to the core attention of every layer."""
+
+    layout: Layout | None = None
+
+
+class TreeAttention(nn.Module):
+    """Megatron's core-attention module for rows of trees."""
+
+    def __init__(self, config: Any, **_: Any) -> None:
+        super().__init__()
+        self.scale = config.kv_channels**-0.5
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: TreeParams, **__: Any
+    ) -> Tensor:
+        """query [S, 1, H, D], key and value [S, 1, G, D] with G dividing H; returns [S, 1, H * D]."""
+        q, k, v = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+        mixed: Any = _TreeAttention.apply(q, k, v, packed_seq_params.layout, self.scale)
+        return mixed.flatten(1)[:, None]
+
+
+class _TreeAttention(torch.autograd.Function):
+    """query [S, H, D], key and value [S, G, D]; returns [S, H, D]. Keeps these and one l a query and head."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+        mixed, groups = torch.empty_like(query, memory_format=torch.contiguous_format), key.shape[1]
+        q, k, v, out = (_grouped(tensor, groups) for tensor in (query, key, value, mixed))
+        lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+        kernel = forward_kernel(q)
+        for own, seen in _parts(layout):
+            causal = own == seen
+            part, part_lse = kernel(q[:, :, own], k[:, :, seen], v[:, :, seen], causal, scale)
+            if causal:  # a row's chain comes before its blocks, and fills all its rows
+                out[:, :, own], lse[:, :, own] = part, part_lse
+            else:
+                _merge(out[:, :, own], lse[:, :, own], part, part_lse)
+        ctx.save_for_backward(query, key, value, mixed, lse)
+        ctx.layout, ctx.scale = layout, scale
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mixed, lse = ctx.saved_tensors
+        found = [torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)]
+        whole = (gradients[0], query, key, value, mixed, *found)
+        grad, q, k, v, out, dq, dk, dv = (_grouped(tensor, key.shape[1]) for tensor in whole)
+        kernel = backward_kernel(q)
+        for own, seen in _parts(ctx.layout):
+            causal = own == seen
+            inputs = (q[:, :, own], k[:, :, seen], v[:, :, seen], out[:, :, own], lse[:, :, own])
+            part_q, part_k, part_v = kernel(grad[:, :, own], *inputs, causal, ctx.scale)
+            if causal:
+                dq[:, :, own] = part_q
+            else:
+                dq[:, :, own] += part_q
+            dk[:, :, seen] += part_k
+            dv[:, :, seen] += part_v
+        return *found, None, None
+
+
+def _grouped(tensor: Tensor, groups: int) -> Tensor:
+    """[S, H, D] as [G, H / G, S, D], so that a kernel takes each group for a sequence with one key head."""
+    return tensor.unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
+
+
+def _parts(layout: Layout) -> list[tuple[slice, slice]]:
+    """(queries, keys): chains, where both are the same rows, then blocks."""
+    chains = [(slice(*chain), slice(*chain)) for chain in layout.chains]
+    return chains + [(slice(b.start, b.stop), slice(b.first, b.last)) for b in layout.blocks]
+
+
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Fold a part into ``out`` and ``lse`` in place."""
+    weight = torch.sigmoid(part_lse - lse)[..., None]
+    out.lerp_(part, weight.to(out.dtype))
+    torch.logaddexp(lse, part_lse, out=lse)

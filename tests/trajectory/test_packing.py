@@ -1,0 +1,89 @@
+"""Micro-steps: every trajectory once, budgets kept, shared tokens counted once, any order of arrival."""
+
+import random
+from collections import Counter, defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyre.contracts.lifecycle import MicroStepKind
+from gyre.trajectory.extraction import Node, extract
+from gyre.trajectory.layout import head, lay_out, segments_to
+from gyre.trajectory.packing import Item, Packed, pack
+from tests.trajectory.test_extraction import trees
+
+budgets = st.integers(5, 60)
+
+
+def items_of(execution: str, nodes: list[Node]) -> list[Item]:
+    """The extracted trajectories of a tree; node ids of executions differ."""
+    by_id = {node.id: node for node in nodes}
+    found = list[Item]()
+    for index, path in enumerate(extract(nodes, max_paths=len(nodes), seed="s")):
+        last = by_id[path.target_ids[-1]]
+        computed = head(segments_to(path.leaf_id, by_id), last.position + last.num_tokens - 1)
+        segments = [(f"{execution}/{name}", count) for name, count in computed]
+        found.append(Item(f"{execution}/{index}", execution, segments))
+    return found
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Item]:
+    made = draw(st.lists(trees(), min_size=1, max_size=4))
+    return [item for number, nodes in enumerate(made) for item in items_of(f"e{number}", nodes)]
+
+
+def unique_tokens(step: Packed, items: list[Item]) -> int:
+    """By counting (node, offset)."""
+    named = {item.trajectory_id: item for item in items}
+    segments = [segment for name in step.trajectory_ids for segment in named[name].segments]
+    return len({(node, offset) for node, count in segments for offset in range(count)})
+
+
+@given(batches(), budgets)
+def test_each_trajectory_has_one_gradient(items: list[Item], budget: int) -> None:
+    steps = pack(items, budget=budget)
+    grad = Counter(t for s in steps if s.kind is MicroStepKind.GRAD for t in s.trajectory_ids)
+    assert grad == Counter(item.trajectory_id for item in items)
+    kinds = [step.kind for step in steps]
+    assert kinds == sorted(kinds, key=[MicroStepKind.SCORE, MicroStepKind.GRAD].index)
+
+
+@given(batches(), budgets)
+def test_tokens_are_unique_ones_within_the_budget(items: list[Item], budget: int) -> None:
+    named = {item.trajectory_id: item for item in items}
+    for step in pack(items, budget=budget):
+        assert step.num_tokens == unique_tokens(step, items)
+        assert step.num_tokens == lay_out([named[t].segments for t in step.trajectory_ids]).num_tokens
+        assert step.num_tokens <= budget or len(step.trajectory_ids) == 1
+
+
+@given(batches(), budgets)
+def test_an_execution_in_several_steps_is_scored_first(items: list[Item], budget: int) -> None:
+    owner = {item.trajectory_id: item.execution_id for item in items}
+    places, scored = defaultdict[str, set[int]](set), Counter[str]()
+    for number, step in enumerate(pack(items, budget=budget)):
+        for name in step.trajectory_ids:
+            if step.kind is MicroStepKind.SCORE:
+                scored[name] += 1
+            else:
+                places[owner[name]].add(number)
+    cut = {execution for execution, found in places.items() if len(found) > 1}
+    assert scored == Counter(name for name, execution in owner.items() if execution in cut)
+    for execution in cut:
+        whole = Packed(MicroStepKind.GRAD, tuple(n for n, e in owner.items() if e == execution), 0)
+        assert unique_tokens(whole, items) > budget, "what fits is not cut"
+
+
+@given(batches(), budgets, st.randoms())
+def test_independent_of_arrival_order(items: list[Item], budget: int, order: random.Random) -> None:
+    shuffled = list(items)
+    order.shuffle(shuffled)
+    assert pack(shuffled, budget=budget) == pack(items, budget=budget)
+
+
+def test_siblings_stay_together_when_an_execution_is_cut() -> None:
+    """Two trunks with two branches each, interleaved: a piece a trunk, not a piece of both."""
+    items = [Item(f"t{i}", "e", [("root", 2), (f"trunk{i % 2}", 20), (f"branch{i}", 4)]) for i in range(4)]
+    steps = [set(s.trajectory_ids) for s in pack(items, budget=30) if s.kind is MicroStepKind.GRAD]
+    assert sorted(map(sorted, steps)) == [["t0", "t2"], ["t1", "t3"]]
