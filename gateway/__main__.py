@@ -26,7 +26,7 @@ from gateway.service import Policy, Service
 from gateway.store import Store
 from gyre.contracts.ids import RunId
 from gyre.contracts.processes import GatewayBoot, read_boot
-from gyre.settings.harnesses import role_rules
+from gyre.settings.harnesses import harness_facts
 
 STORE_THREADS = 8
 BACKLOG = 2048
@@ -66,6 +66,7 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[FastAPI]:
 def policy_of(config: dict[str, Any]) -> Policy:
     """The part of the resolved run file that concerns calls."""
     sampling, limits = config["sampling"], config["limits"]
+    harness = harness_facts(config["harness"]["name"])
     return Policy(
         temperature=sampling["temperature"],
         top_p=sampling["top_p"],
@@ -75,7 +76,8 @@ def policy_of(config: dict[str, Any]) -> Policy:
         max_calls=limits["calls"],
         max_concurrent_calls=limits["concurrent_calls"],
         max_body_bytes=limits["body_bytes"],
-        roles=role_rules(config["harness"]["name"]),
+        roles=harness.roles,
+        early_start=harness.early_start,
     )
 
 

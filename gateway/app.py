@@ -122,6 +122,7 @@ async def _answer(service: Service, ping_s: float, dialect_of: DialectOf, reques
         call=call,
         reply=Reply(call.id, asked.model, call.num_input_tokens, int(time.time()), asked.echo),
         stream=asked.stream,
+        early_start=service.policy.early_start,
         ping_s=ping_s,
         on_delivered=lambda: service.delivered(attempt, call),
     )

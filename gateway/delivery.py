@@ -14,12 +14,17 @@ from gateway.errors import status_of
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An ASGI response. ``on_delivered`` is called when the answer was written in full."""
+    """An ASGI response. ``on_delivered`` is called when the answer was written in full.
+
+    Without ``early_start`` nothing of a stream is sent before the whole answer is there: for harnesses that
+    try a request again which got no answer, but not a stream that breaks when a gateway dies.
+    """
 
     dialect: Dialect
     call: LiveCall
     reply: Reply
     stream: bool
+    early_start: bool
     ping_s: float
     on_delivered: Callable[[], None]
 
@@ -37,6 +42,8 @@ class Delivery:
             self.on_delivered()
 
     async def _stream(self, send: Send, gone: "asyncio.Task[None]") -> bool:
+        if not self.early_start and not await self._answered(send, gone):
+            return False
         stream = self.dialect.stream(self.reply)
         await _head(send, 200, [(b"content-type", stream.content_type), (b"cache-control", b"no-cache")])
         await _body(send, stream.start(), more=True)
@@ -56,12 +63,9 @@ class Delivery:
         return True
 
     async def _whole(self, send: Send, gone: "asyncio.Task[None]") -> bool:
-        if gone in await self._wait(gone, None):
+        if not await self._answered(send, gone):
             return False
         assert self.call.task is not None
-        if error := self.call.task.exception():
-            await send_error(send, self.dialect, error)
-            return False
         finished: Finished = self.call.task.result()
         body = compact(self.dialect.whole(self.reply, finished))
         await _head(send, 200, _json_headers(body))
@@ -70,6 +74,15 @@ class Delivery:
             return False
         await _body(send, body[-1:])
         return True
+
+    async def _answered(self, send: Send, gone: "asyncio.Task[None]") -> bool:
+        """Wait for the answer; False if its client is gone, or if there is only an error, which is sent."""
+        if gone in await self._wait(gone, None):
+            return False
+        assert self.call.task is not None
+        if error := self.call.task.exception():
+            await send_error(send, self.dialect, error)
+        return self.call.task.exception() is None
 
     async def _wait(self, gone: "asyncio.Task[None]", timeout_s: float | None) -> "set[asyncio.Task[Any]]":
         """What ended first, the client or the call; nothing after ``timeout_s``.

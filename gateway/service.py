@@ -51,6 +51,8 @@ class Policy:
     max_body_bytes: int
     roles: tuple[RoleRule, ...]
     """Of the run's harness."""
+    early_start: bool
+    """Whether that one bears a stream which begins before its answer is there, and may break."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class Adapter(BaseModel):
     """``npm:NAME`` or ``pypi:NAME``, where the program comes from."""
     limit_address_space: bool = True
     roles: tuple[RoleRule, ...] = ()
-    """What each model call is for: the first rule that holds, else ``main``. Read by the gateway."""
+    early_start: bool = True
+    """Both are for the gateway: `gyre.settings.harnesses.HarnessFacts`."""
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,14 @@ def test_only_a_users_last_message_counts() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(adapters.CATALOGUE.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_gateway_reads_the_rules_that_the_catalogue_has(path: Path) -> None:
-    assert harnesses.role_rules(path.stem) == adapters.load_adapter(path.stem).roles
+def test_the_gateway_reads_what_the_catalogue_says(path: Path) -> None:
+    facts, adapter = harnesses.harness_facts(path.stem), adapters.load_adapter(path.stem)
+    assert (facts.roles, facts.early_start) == (adapter.roles, adapter.early_start)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "cannot be read"), ("x =", "not TOML"), ('[[roles]]\nrole = "boss"', "roles: 0.role = 'boss'")],
+    [(None, "cannot be read"), ("x =", "not TOML"), ('[[roles]]\nrole = "boss"', "roles.0.role = 'boss'")],
 )
 def test_rules_that_cannot_be_read_are_told_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
@@ -60,4 +61,4 @@ def test_rules_that_cannot_be_read_are_told_in_one_sentence(
         (tmp_path / "odd.toml").write_text(text)
     monkeypatch.setattr(harnesses, "CATALOGUE", tmp_path)
     with pytest.raises(BadInput, match=said):
-        harnesses.role_rules("odd")
+        harnesses.harness_facts("odd")

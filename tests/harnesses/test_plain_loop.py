@@ -11,8 +11,14 @@ from tests.harnesses.scripts import SHELLS, loop, spoken
 from tests.harnesses.wire import Heard, heard
 
 TURNS = 30
-OPTIONS = {"tiny": {"max_turns": "40"}, "opencode": {"title": ""}}
-"""OpenCode also asks for a title, so that a side call is among its calls."""
+OPTIONS = {
+    "claude-code": {"tools": "", "system_prompt": ""},
+    "codex": {"instructions": "", "multi_agent": "true"},
+    "opencode": {"agent": "build", "title": ""},
+    "qwen-code": {"tools": "", "system_prompt": ""},
+    "tiny": {"max_turns": "40"},
+}
+"""Everything that a harness sends if one lets it: all tools, reminders, and OpenCode's call for a title."""
 
 
 @pytest.mark.parametrize("harness", sorted(SHELLS), indirect=True)
@@ -24,6 +30,10 @@ def test_a4_thirty_turns_make_one_leaf(stage: Stage, harness: str) -> None:
     assert len((stage.workspace / "made").read_text().splitlines()) == TURNS - 1
     check_one_path(stage)
     check_that_all_was_sampled(stage)
+    # Claude Code's own, and new in each of its versions.
+    assert "x-anthropic-billing-header" not in stage.engine.tokenizer.decode(
+        stage.engine.requests[0].input_ids
+    )
     sides = 1 if harness == "opencode" else 0
     assert stage.roles().count("side") == sides
     assert len(stage.world.leaves()) == 1 + sides
