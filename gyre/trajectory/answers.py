@@ -1,20 +1,17 @@
-"""Sampled text to an answer: reasoning, text and tool calls in the Hermes form of Qwen.
+"""Sampled text to an answer: reasoning, text and tool calls.
 
-``<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>``. Markup that is no call stays in the
-text and is counted, never an error: the policy must see what it wrote.
+Markup that is no call stays in the text and is counted, never an error: the policy must see what it wrote.
 """
 
 import hashlib
-import json
-import math
-import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gyre.trajectory.canonical import Message, ToolCall, assistant, whole_characters
+from gyre.trajectory.canonical import Message, ToolCall, assistant
+from gyre.trajectory.tool_calls import OPEN_CALL, count_markup, find_calls
 
-TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-OPEN_CALL, OPEN_THINK, CLOSE_THINK = "<tool_call>", "<think>", "</think>"
+OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +41,48 @@ class Answer:
         return cls(stored["text"], calls, stored["reasoning"], stored["malformed"])
 
 
-def parse_answer(sampled: str, *, call_id: str, prefix: str, in_thinking: bool) -> Answer:
-    """Read a sampled text, stop token removed.
+def parse_answer(
+    sampled: str,
+    *,
+    call_id: str,
+    prefix: str,
+    in_thinking: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Answer:
+    """Read a sampled text, stop token removed; ``tools`` are those of its request.
 
     ``prefix`` starts the tool call ids (``call_``, ``toolu_``); they follow from ``call_id``, so a call
     that is sampled again after a crash gets the same ones. ``in_thinking``: the prompt ended in
-    ``<think>``. NUL becomes U+FFFD: neither Postgres' JSON nor every client can carry it.
+    ``<think>``.
     """
-    reasoning, rest = _split_reasoning(sampled.replace("\0", "\ufffd"), in_thinking)
+    reasoning, rest, closed = _split_reasoning(_storable(sampled), in_thinking)
     texts: list[str] = []
     calls: list[ToolCall] = []
-    num_malformed, start = 0, 0
-    for found in TOOL_CALL.finditer(rest):
-        call = _read_call(found.group(1), f"{prefix}{_call_suffix(call_id, len(calls))}")
-        texts.append(rest[start : found.start()] if call else rest[start : found.end()])
-        start = found.end()
-        if call:
-            calls.append(call)
-        else:
-            num_malformed += 1
-    texts.append(rest[start:])
-    num_malformed += rest[start:].count(OPEN_CALL)
-    return Answer("".join(texts).strip(), tuple(calls), reasoning, num_malformed)
+    start = 0
+    for found in find_calls(rest, tools):
+        texts.append(rest[start : found.start])
+        start = found.end
+        calls.append(ToolCall(f"{prefix}{_call_suffix(call_id, len(calls))}", found.name, found.arguments))
+    text = "".join([*texts, rest[start:]])
+    # Thoughts may speak of calls. A call in thoughts that never end was meant, and was not made.
+    num_malformed = count_markup(text) + (0 if closed else count_markup(reasoning))
+    return Answer(text.strip(), tuple(calls), reasoning.strip() or None, num_malformed)
+
+
+def said_so_far(sampled: str, *, in_thinking: bool) -> tuple[str, str]:
+    """Reasoning and text that an unfinished sampled text has for certain.
+
+    Each is the beginning of what `parse_answer` reads of any text that starts with ``sampled``: what could
+    still become markup, a cut letter or trailing space is held back.
+    """
+    known = _storable(sampled).rstrip("\ufffd")
+    if OPEN_THINK.startswith(known.lstrip()):
+        return "", ""
+    reasoning, rest, closed = _split_reasoning(known, in_thinking)
+    if not closed:
+        return _without_tail(reasoning, CLOSE_THINK).strip(), ""
+    begun, markup, _ = rest.partition(OPEN_CALL)
+    return reasoning.strip(), (begun if markup else _without_tail(begun, OPEN_CALL)).strip()
 
 
 def short_hash(text: str) -> str:
@@ -77,34 +94,23 @@ def _call_suffix(call_id: str, number: int) -> str:
     return short_hash(f"{call_id}#{number}")
 
 
-def _split_reasoning(text: str, in_thinking: bool) -> tuple[str | None, str]:
+def _storable(text: str) -> str:
+    """NUL becomes U+FFFD: neither Postgres' JSON nor every client can carry it."""
+    return text.replace("\0", "\ufffd")
+
+
+def _split_reasoning(text: str, in_thinking: bool) -> tuple[str, str, bool]:
+    """Reasoning, the rest, and whether the reasoning, if there is any, has ended."""
     opened = text.lstrip().startswith(OPEN_THINK)
     if not opened and not in_thinking:
-        return None, text
+        return "", text, True
     body = text.lstrip().removeprefix(OPEN_THINK) if opened else text
-    reasoning, _, rest = body.partition(CLOSE_THINK)
-    return reasoning.strip() or None, rest
+    reasoning, ended, rest = body.partition(CLOSE_THINK)
+    return reasoning, rest, bool(ended)
 
 
-def _read_call(payload: str, call_id: str) -> ToolCall | None:
-    try:
-        read = whole_characters(json.loads(payload, parse_constant=_no_constant, parse_float=_finite))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(read, dict):
-        return None
-    name, arguments = read.get("name"), read.get("arguments", {})
-    if not isinstance(name, str) or not name or not name.isprintable() or not isinstance(arguments, dict):
-        return None
-    return ToolCall(call_id, name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(number: str) -> float:
-    """``1e999`` is JSON, but it would be written again as Infinity, which is not."""
-    if math.isinf(value := float(number)):
-        raise ValueError(f"{number} is too large")
-    return value
+def _without_tail(text: str, tag: str) -> str:
+    """``text`` without an end that could be the beginning of ``tag``."""
+    sizes = range(min(len(tag) - 1, len(text)), 0, -1)
+    held = next((size for size in sizes if text.endswith(tag[:size])), 0)
+    return text[: len(text) - held]

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.contracts.errors import BadInput
-from gyre.trajectory.answers import parse_answer
 from gyre.trajectory.canonical import (
     BILLING_HEADER,
     CanonicalRequest,
@@ -243,64 +242,3 @@ def test_parts_that_are_no_text_get_one_sentence() -> None:
         ask(user([{"type": "image", "source": {}}]))
     with pytest.raises(BadInput, match="only client tools"):
         ask(user("x"), tools=[{"type": "web_search_20250305", "name": "web_search"}])
-
-
-def read(text: str, *, in_thinking: bool = False):
-    return parse_answer(text, call_id="c", prefix="call_", in_thinking=in_thinking)
-
-
-def test_tool_calls_are_read_with_ids_of_their_own() -> None:
-    answer = read(
-        'Go.\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n'
-        '<tool_call>{"name": "g"}</tool_call>'
-    )
-    assert answer.text == "Go."
-    assert [(c.name, c.arguments) for c in answer.tool_calls] == [("f", '{"a": "é"}'), ("g", "{}")]
-    assert len({c.id for c in answer.tool_calls}) == 2
-    assert answer.num_malformed == 0
-    assert read('<tool_call>{"name": "g"}</tool_call>').tool_calls[0].id == answer.tool_calls[0].id
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        "{",
-        "[]",
-        '{"arguments": {}}',
-        '{"name": 3}',
-        '{"name": "f", "arguments": "x"}',
-        '{"name": "\\u0000"}',
-        '{"name": "f", "arguments": {"x": NaN}}',
-        '{"name": "f", "arguments": {"x": 1e999}}',
-        "[" * 100_000,
-        "<function=f><parameter=a>1</parameter></function>",
-    ],
-)
-def test_a8_a9_malformed_calls_stay_in_the_text_and_are_counted(payload: str) -> None:
-    written = f"a <tool_call>{payload}</tool_call> b"
-    answer = read(written)
-    assert (answer.text, answer.tool_calls, answer.num_malformed) == (written, (), 1)
-    assert read('cut <tool_call>{"name": "f"').num_malformed == 1
-
-
-def test_reasoning_is_split_off() -> None:
-    assert (read("<think>\nwhy\n</think>\n\nyes").reasoning, read("<think>w</think>yes").text) == (
-        "why",
-        "yes",
-    )
-    assert read("why</think>yes", in_thinking=True).reasoning == "why"
-    assert read("<think>cut off").text == ""
-    assert read("no <think> here").text == "no <think> here"
-
-
-@given(st.text())
-def test_no_sampled_text_breaks_the_record(text: str) -> None:
-    for written in (
-        text,
-        f"<tool_call>{text}</tool_call>",
-        f'<tool_call>{{"name": "f", "arguments": {{"x": {json.dumps(text)}}}}}',
-    ):
-        answer = read(f"{written}\0")
-        stored = json.dumps(answer.as_json(), ensure_ascii=False).encode()
-        assert type(answer).from_json(json.loads(stored)) == answer
-        assert "\0" not in answer.text

@@ -4,34 +4,23 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic_core import from_json
-
 from gyre.contracts.errors import BadInput
-from gyre.trajectory.canonical import CanonicalRequest, Message, whole_characters
+from gyre.trajectory.canonical import CanonicalRequest, Message
+from gyre.trajectory.strict_json import read_json
 
 LARGEST_WISH = 1e300
 """Larger numbers are no sampling wish, and not every JSON column takes them."""
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request, nested at most 200 deep, without NaN or infinity.
-
-    JavaScript harnesses cut strings inside a surrogate pair; such halves become U+FFFD, because
-    neither a hash nor a tokenizer can take them.
-    """
+    """The JSON object of a request, as strict as `read_json`."""
     try:
-        halves = b"\\ud" in raw or b"\\uD" in raw
-        body = _with_whole_characters(raw) if halves else from_json(raw, allow_inf_nan=False)
-    except (ValueError, RecursionError) as error:
+        body = read_json(raw)
+    except ValueError as error:
         raise BadInput(f"the request body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadInput("the request body must be a JSON object")
     return body
-
-
-def _with_whole_characters(raw: bytes) -> Any:
-    """Read again in the end, so that the same limits hold for what ``json`` takes."""
-    return from_json(json.dumps(whole_characters(json.loads(raw))), allow_inf_nan=False)
 
 
 def request(

@@ -1,0 +1,131 @@
+"""Tool calls in a sampled text, in the two forms that Qwen's chat templates teach; either is read.
+
+* Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``
+* Qwen3-Coder, Qwen 3.5: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``
+
+The second form is read by transformers' own response parser, which also gives each value the type that
+the tool's schema says; its template here differs from theirs in keeping the spaces of a value. That parser
+is given one call at a time, because on a whole answer it raises where a call is malformed, and takes a
+call that was cut off for a call. The first form is one JSON document, whose end JSON itself tells, so
+that an argument may speak of ``</tool_call>``.
+
+What is no call is left where it is, and counted.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.utils.chat_parsing import parse_response
+from transformers.utils.chat_parsing.response_templates import load_response_template
+
+from gyre.trajectory.strict_json import read_json, write_object
+
+OPEN_CALL = "<tool_call>"
+CLOSE_CALL = re.compile(r"\s*</tool_call>")
+OPEN_FUNCTION = re.compile(r"\s*<function=[^>\n]+>")
+CLOSE_FUNCTION = re.compile(r"</function>\s*</tool_call>")
+# One line break belongs to the markup on either side. A value may hold the tag that would end it, unless
+# what follows could be the next parameter.
+PARAMETER = (
+    r"\s*<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|\Z))"
+)
+PARAMETERS = re.compile(rf"(?:{PARAMETER.replace('?P<key>', '').replace('?P<value>', '')})*\s*", re.DOTALL)
+MARKUP = re.compile(r"<tool_call>(?:\s*<function=)?|(?P<close></tool_call>)|<function=")
+FUNCTION_TEMPLATE = load_response_template(
+    {
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "call": {
+                "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+                "close_pattern": CLOSE_FUNCTION.pattern,
+                "content": "xml-inline",
+                "content_args": {"tag_pattern": PARAMETER},
+                "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
+            }
+        },
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """A call and where its markup stands in the text."""
+
+    start: int
+    end: int
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+def find_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[FoundCall]:
+    """The well-formed calls of a text, in order. ``tools``, in OpenAI's form, give values their types."""
+    found: list[FoundCall] = []
+    start = text.find(OPEN_CALL)
+    while start >= 0:
+        inner = start + len(OPEN_CALL)
+        read = _function_call if OPEN_FUNCTION.match(text, inner) else _json_call
+        call = read(text, start, tools)
+        if call is not None:
+            found.append(call)
+        start = text.find(OPEN_CALL, inner if call is None else call.end)
+    return found
+
+
+def count_markup(text: str) -> int:
+    """Attempts at a call in a text from which the calls were taken out: openings, or closings without one."""
+    marks = list(MARKUP.finditer(text))
+    num_closed = sum(mark["close"] is not None for mark in marks)
+    return max(len(marks) - num_closed, num_closed)
+
+
+def _json_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> FoundCall | None:
+    inner = start + len(OPEN_CALL)
+    begin = len(text) - len(text[inner:].lstrip())
+    try:
+        _, end = _DECODER.raw_decode(text, begin)
+        read = read_json(text[begin:end])
+    except (ValueError, RecursionError):
+        return None
+    closed = CLOSE_CALL.match(text, end)
+    if closed is None or not isinstance(read, dict) or not set(read) <= {"name", "arguments"}:
+        return None
+    return _checked(start, closed.end(), read.get("name"), read.get("arguments", {}))
+
+
+def _function_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> FoundCall | None:
+    """Raises nothing: neither what was sampled nor a harness' schema is a reason to fail a call."""
+    opened = OPEN_FUNCTION.match(text, start + len(OPEN_CALL))
+    next_call = text.find(OPEN_CALL, start + len(OPEN_CALL))
+    closed = CLOSE_FUNCTION.search(text, start, next_call if next_call >= 0 else len(text))
+    if opened is None or closed is None:
+        return None
+    if not PARAMETERS.fullmatch(text, opened.end(), closed.start()):
+        return None
+    try:
+        read = parse_response(
+            text[start : closed.end()], FUNCTION_TEMPLATE, prefix="", tools=[*_stated(tools)]
+        )
+        function = read["call"]["function"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return _checked(start, closed.end(), function["name"], function["arguments"])
+
+
+def _stated(tools: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    return (dict(tool) for tool in tools)
+
+
+def _checked(start: int, end: int, name: Any, arguments: Any) -> FoundCall | None:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        return None
+    try:
+        return FoundCall(start, end, name, write_object(arguments))
+    except (ValueError, RecursionError):
+        return None
+
+
+_DECODER = json.JSONDecoder()
