@@ -196,4 +196,5 @@ async def _hello(_: Request) -> Response:
 
 
 async def _health(service: Service, _: Request) -> Response:
-    return JSONResponse({"status": "ok", "counts": dict(service.counts), "cpu_s": service.clock.spent_s()})
+    counts, spent_s = dict(service.counts), service.clock.spent_s()
+    return JSONResponse({"status": "ok", "alarms": service.watch.alarms, "counts": counts, "cpu_s": spent_s})

@@ -21,6 +21,7 @@ from gateway.errors import ANSWERED, LimitReached, PromptTooLong, Unauthorized, 
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
 from gateway.store import Store
+from gateway.watch import CallWatch
 from gyre.contracts.engine import SamplingParams
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import AttemptId, call_id
@@ -33,8 +34,8 @@ from gyre.trajectory.canonical import CanonicalRequest, request_key
 
 LONG_CHARACTERS = 10_000
 """More new text than this, some milliseconds of work, is tokenised in a thread."""
-MAX_IDLE_ATTEMPTS = 256
-"""Attempts kept in memory that have no call under way; others are read again when they call."""
+MOST_HELD_TOKENS = 200_000_000
+"""Tokens of all attempts in memory, 4 bytes each; beyond, idle attempts are read again when they call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ class Service:
         self._delivered = DeliveryLog(store)
         self._tasks: set[asyncio.Task[Finished]] = set()
         self.counts: Counter[str] = Counter()
-        """calls, joined, forked, malformed_tool_calls and failed since this process started."""
+        """calls, joined, forked, failed and what `CallWatch` counts, since this process started."""
+        self.watch = CallWatch(self.counts)
 
     def authenticate(self, token: str) -> AttemptId:
         """Raises Unauthorized for a token that this run's secret did not make."""
@@ -190,7 +192,7 @@ class Service:
         try:
             sampled = await self._engines.sample(call.id, prompt.ids, params, state.attempt)
             answer = self._read(asked, call, sampled)
-            self.counts["malformed_tool_calls"] += answer.num_malformed
+            self.watch.note(answer, offered=bool(asked.request.tools))
             return await self._recorder.commit(state, call, prompt, sampled, answer)
         except Exception as error:  # whatever it is, nobody works on the call any more
             if isinstance(error, Fenced):
@@ -206,6 +208,7 @@ class Service:
                 call_id=call.id,
                 prefix=asked.dialect.tool_prefix,
                 in_thinking=asked.prompt.in_thinking,
+                tools=asked.request.tools,
             )
 
     async def _adopt(self, asked: Asked, call: LiveCall) -> Finished:
@@ -281,9 +284,13 @@ class Service:
 
     def _evict(self) -> None:
         """Let the longest known idle attempts go: Postgres knows all that they held."""
-        for attempt in list(self._states)[: max(0, len(self._states) - MAX_IDLE_ATTEMPTS)]:
-            state = self._loaded(attempt)
-            if state is not None and not state.busy:
+        loaded = {attempt: state for attempt in self._states if (state := self._loaded(attempt)) is not None}
+        held = sum(state.tree.num_tokens for state in loaded.values())
+        for attempt, state in loaded.items():
+            if held <= MOST_HELD_TOKENS:
+                return
+            if not state.busy:
+                held -= state.tree.num_tokens
                 del self._states[attempt]
 
     async def _check_open(self, state: AttemptState) -> None:
