@@ -78,7 +78,7 @@ class BatchRunner:
                 step = training.claim_micro_step(session, work.batch, kind, self._claimant)
                 if step is None:
                     break
-                claimed.append((step, load_paths(session, step, work.executions)))
+                claimed.append((step, load_paths(session, step, work.executions, self._config.loss)))
         if not claimed:
             return False
         results = self._compute(work, kind, [paths for _, paths in claimed])
@@ -111,17 +111,21 @@ class BatchRunner:
             raise TrainerFailed(f"{work.batch}: micro-steps {missing} are held by another cell")
 
 
-def load_paths(session: Any, step: MicroStep, executions: dict[str, BatchExecution]) -> list[Path]:
-    """The micro-step's paths that can have a gradient: those of executions with an advantage."""
-    rows = training.trajectories_of(session, step.trajectory_ids)
-    rows = [row for row in rows if executions[row.execution_id].advantage != 0 and row.num_targets > 0]
+def load_paths(
+    session: Any, step: MicroStep, executions: dict[str, BatchExecution], section: LossSection
+) -> list[Path]:
+    """The micro-step's paths that can have a gradient: of executions with an advantage, or of all of them
+    where the loss has a term without one."""
+    rows = [row for row in training.trajectories_of(session, step.trajectory_ids) if row.num_targets > 0]
+    if not section.regularised:
+        rows = [row for row in rows if executions[row.execution_id].advantage != 0]
     nodes = training.paths_to(session, [row.leaf_node_id for row in rows])
     return [assemble(row, nodes, executions[row.execution_id]) for row in rows]
 
 
 def needing_gradient(paths: Sequence[Path], known: Sums, section: LossSection) -> list[Path]:
-    """Drop what scoring already clipped. Raises TrainerFailed for an execution that is here in part only
-    and was not scored as a whole."""
+    """Drop what scoring already clipped, unless other terms of the loss need it. Raises TrainerFailed for an
+    execution that is here in part only and was not scored as a whole."""
     here: dict[str, int] = defaultdict(int)
     for path in paths:
         here[path.execution_id] += len(path.targets)
@@ -131,6 +135,8 @@ def needing_gradient(paths: Sequence[Path], known: Sums, section: LossSection) -
             raise TrainerFailed(
                 f"{path.execution_id} has {path.num_execution_targets} targets, of which {seen} were scored"
             )
+    if section.regularised:
+        return list(paths)
     return [
         p for p in paths if p.execution_id not in known or keeps(p.advantage, known[p.execution_id], section)
     ]
@@ -145,26 +151,30 @@ def keeps(advantage: float, sums: tuple[float, int], section: LossSection) -> bo
 
 
 def metrics_of(work: BatchWork, section: LossSection, num_executions: int) -> dict[str, Any]:
-    """What the update reports about its batch. Averages are over targets that entered a backward pass."""
+    """What the update reports about its batch. Averages are over targets that entered a backward pass;
+    ``num_tokens`` were computed for them, ``num_path_tokens`` would have been with nothing shared."""
     totals = sum((work.results[i].totals for i in sorted(work.results)), Totals())
     sums = work.execution_sums()
     ratios = [math.exp(total / count) for total, count in sums.values()]
-    kept = [name for name, s in sums.items() if keeps(work.executions[name].advantage, s, section)]
+    advantage = {name: work.executions[name].advantage for name in sums if work.executions[name].advantage}
+    kept = [name for name in advantage if keeps(advantage[name], sums[name], section)]
     targets = max(totals.num_targets, 1)
     return {
         "num_executions": num_executions,
-        "num_with_advantage": len(sums),
+        "num_with_advantage": len(advantage),
         "num_kept": len(kept),
         "num_tokens": sum(result.num_tokens for result in work.results.values()),
+        "num_path_tokens": sum(result.num_path_tokens for result in work.results.values()),
         "num_targets": totals.num_targets,
         "loss": sum(r.value for r in work.results.values()) / max(num_executions, 1),
-        "clip_fraction": 1 - len(kept) / len(sums) if sums else 0.0,
+        "clip_fraction": 1 - len(kept) / len(advantage) if advantage else 0.0,
         "cap_fraction": totals.num_capped / targets,
         "mean_ratio": totals.ratio / targets,
         "s_min": min(ratios, default=1.0),
         "s_max": max(ratios, default=1.0),
         "kl_k3": totals.k3 / targets,
         "entropy": totals.entropy / targets,
+        "skipped": not (sums if section.regularised else kept),
     }
 
 

@@ -1,42 +1,92 @@
 """Log-probabilities and entropy over a vocabulary that is cut across tensor-parallel ranks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
 from torch import Tensor
+
+ROWS_AT_ONCE = 512
+"""What is as large as the logits is made for so many rows: of a whole micro-step it would be the peak."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """``logprobs`` [T] with a graph, ``entropy`` [T] without one (nats)."""
+    """``logprobs`` and ``entropy`` (nats), both [T] with a graph."""
 
     logprobs: Tensor
     entropy: Tensor
 
 
-def score_targets(logits: Tensor, targets: Tensor, temperature: float) -> Scored:
-    """log softmax(logits / temperature) at ``targets``, in float32 or better.
+def score_targets(logits: Tensor, targets: Tensor, temperature: float, vocab_size: int) -> Scored:
+    """log softmax(logits / temperature) at ``targets`` and that distribution's entropy, in float32 or better.
 
-    ``logits`` [T, V / tp] of this rank, ``targets`` [T] global ids; equal results on every rank.
+    ``logits`` [T, V / tp] of this rank, whose columns from ``vocab_size`` on are padding; ``targets`` [T]
+    global ids. Results are equal on every rank.
     """
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    highest = scaled.detach().max(dim=-1).values
-    torch.distributed.all_reduce(
-        highest, torch.distributed.ReduceOp.MAX, group=parallel_state.get_tensor_model_parallel_group()
-    )
-    shifted = scaled - highest[:, None]
-    # Forward sums over the ranks, backward is the identity: each rank holds its own part of the graph.
-    log_total = reduce_from_tensor_model_parallel_region(shifted.exp().sum(-1)).log()
-    local = targets - parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-    owned = (local >= 0) & (local < logits.shape[-1])
-    picked = shifted.gather(-1, local.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
-    chosen = reduce_from_tensor_model_parallel_region(torch.where(owned, picked, 0.0))
-    return Scored(chosen - log_total, _entropy(shifted.detach(), log_total.detach()))
+    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+    real = logits[:, : max(0, vocab_size - first)]
+    found: Any = _Score.apply(real, targets - first, temperature)
+    return Scored(*found)
 
 
-def _entropy(shifted: Tensor, log_total: Tensor) -> Tensor:
-    weighted = torch.special.xlogy(shifted.exp(), shifted.exp()).sum(-1)
-    total = reduce_from_tensor_model_parallel_region(weighted)
-    return log_total - total / log_total.exp()
+class _Score(torch.autograd.Function):
+    """(logits [T, C] of own columns, targets [T] counted from the first of them) -> both of ``Scored``.
+
+    Backward needs no collective: with p and H of the whole vocabulary, d log p(t) / d logit_v is
+    (1[v = t] - p_v) / temperature and d H / d logit_v is -p_v (log p_v + H) / temperature.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+        highest = scaled.max(dim=-1).values
+        _all_reduce(highest, torch.distributed.ReduceOp.MAX)
+        shifted = scaled.sub_(highest[:, None])
+        owned = (targets >= 0) & (targets < shifted.shape[-1])
+        local = targets.clamp(0, shifted.shape[-1] - 1)
+        chosen = shifted.gather(-1, local[:, None])[:, 0].masked_fill(~owned, 0.0)
+        sums = torch.stack([chosen, *_totals(shifted)])
+        _all_reduce(sums, torch.distributed.ReduceOp.SUM)
+        chosen, total, weighted = sums
+        log_total = total.log()
+        entropy = log_total - weighted / total
+        ctx.save_for_backward(shifted, log_total, entropy, local, owned)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        ctx.set_materialize_grads(False)
+        return chosen - log_total, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        shifted, log_total, entropy, local, owned = ctx.saved_tensors
+        of_logprob, of_entropy = (None if g is None else g[:, None] / ctx.temperature for g in gradients)
+        found = torch.zeros_like(shifted)
+        for rows in _row_chunks(len(shifted)):
+            logprobs = shifted[rows] - log_total[rows, None]
+            factor = 0.0 if of_logprob is None else of_logprob[rows]
+            if of_entropy is not None:
+                factor = factor + of_entropy[rows] * (logprobs + entropy[rows, None])
+            found[rows] = -logprobs.exp_() * factor
+        if of_logprob is not None:
+            found.scatter_add_(-1, local[:, None], of_logprob * owned[:, None])
+        return found.to(ctx.dtype), None, None
+
+
+def _totals(shifted: Tensor) -> tuple[Tensor, Tensor]:
+    """sum_v exp(x_v) and sum_v exp(x_v) x_v over own columns."""
+    total, weighted = shifted.new_empty(2, len(shifted))
+    for rows in _row_chunks(len(shifted)):
+        exponentials = shifted[rows].exp()
+        total[rows] = exponentials.sum(-1)
+        weighted[rows] = exponentials.mul_(shifted[rows]).sum(-1)
+    return total, weighted
+
+
+def _row_chunks(num_rows: int) -> Iterator[slice]:
+    return (slice(start, start + ROWS_AT_ONCE) for start in range(0, num_rows, ROWS_AT_ONCE))
+
+
+def _all_reduce(tensor: Tensor, how: Any) -> None:
+    torch.distributed.all_reduce(tensor, how, group=parallel_state.get_tensor_model_parallel_group())

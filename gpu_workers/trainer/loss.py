@@ -1,14 +1,20 @@
 """Modified GSPO: token weights capped, executions clipped, every execution weighs the same.
 
 L = (1/M) sum_i (1/|T_i|) sum_{t in T_i} l_it over the M scored executions of the batch, with
-l_it = -keep_i * A_i * stopgrad(w_it) * log pi_theta(t). Nothing here divides by M: micro-steps give
-un-normalised sums, and the trainer divides once when the batch closes.
+l_it = -keep_i * A_i * stopgrad(w_it) * log pi_theta(t) + kl_coefficient * k_it - entropy_coefficient * H_it.
+T_i is what the policy sampled: text of the harness and of tools is in none of the terms. Nothing here
+divides by M: micro-steps give un-normalised sums, and the trainer divides once when the batch closes.
 
 ``capped``: w = min(pi_theta / pi_behaviour, cap); s_i = exp(mean_t log(pi_theta / pi_behaviour)); keep_i
 is 0 where A_i > 0 and s_i > clip_high, or A_i < 0 and s_i < clip_low.
 
 ``truncated``: w = min(pi_old / pi_behaviour, cap) with GSPO-token clipping against pi_old. A batch has
 one update, so pi_old is pi_theta while the gradient is taken: s_i against it is 1 and the clip never acts.
+
+k = q - 1 - log q with q = pi_behaviour / pi_theta of the target is the k3 estimate of KL(theta || behaviour)
+(Schulman 2020, as GRPO uses it: on samples of the behaviour policy without importance weights); its
+gradient is (1 - q) grad log pi_theta. H is the entropy of pi_theta at the target, over the whole vocabulary
+and at the run's temperature, with its gradient. Both hold for clipped executions and those without advantage.
 """
 
 from dataclasses import dataclass
@@ -73,6 +79,24 @@ def policy_loss(
     return -(coefficient_E[owner_T] * weights * logprobs_T).sum()
 
 
+def regularisation(
+    logprobs_T: Tensor,
+    behaviour_T: Tensor,
+    entropy_T: Tensor,
+    owner_T: Tensor,
+    weight_E: Tensor,
+    section: LossSection,
+) -> Tensor:
+    """sum_i c_i sum_t (kl_coefficient * k_t - entropy_coefficient * H_t), with c_i = 1 / |T_i|."""
+    per_token = torch.zeros_like(logprobs_T)
+    if section.kl_coefficient:
+        log_q = behaviour_T - logprobs_T
+        per_token = per_token + section.kl_coefficient * (log_q.expm1() - log_q)
+    if section.entropy_coefficient:
+        per_token = per_token - section.entropy_coefficient * entropy_T
+    return (weight_E[owner_T] * per_token).sum()
+
+
 def totals(logprobs_T: Tensor, behaviour_T: Tensor, entropy_T: Tensor, cap: float) -> Totals:
     """Statistics of one micro-step's targets."""
     log_ratio = (logprobs_T.detach() - behaviour_T).double()  # exp of 100 is too much for float32
@@ -82,5 +106,5 @@ def totals(logprobs_T: Tensor, behaviour_T: Tensor, entropy_T: Tensor, cap: floa
         ratio=ratio.sum().item(),
         num_capped=int((ratio > cap).sum()),
         k3=(ratio - 1 - log_ratio).sum().item(),
-        entropy=entropy_T.sum().item(),
+        entropy=entropy_T.detach().sum().item(),
     )

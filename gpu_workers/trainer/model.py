@@ -63,20 +63,16 @@ class PolicyModel(nn.Module):
 
     def __init__(self, hf: Qwen3Config, dtype: torch.dtype) -> None:
         super().__init__()
-        self.vocab_size = hf.vocab_size
         self.gpt = _gpt_model(hf, dtype)
         self._row: Row | None = None
         self.gpt.output_layer.register_forward_pre_hook(self._select)
 
     def forward(self, row: Row) -> Tensor:
-        """Logits [T, V / tp] of this tensor-parallel rank, padded vocabulary set to -inf."""
+        """Logits [T, V / tp] of this tensor-parallel rank, padded vocabulary included."""
         self._row, self.gpt.rotary_pos_emb.positions = row, row.positions
         # "sbhd" keeps Megatron from slicing the angles itself.
         params = TreeParams(qkv_format="sbhd", layout=row.layout)
-        logits = self.gpt(row.tokens[None], row.positions[None], None, packed_seq_params=params)[0]
-        first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-        columns = torch.arange(first, first + logits.shape[-1], device=logits.device)
-        return logits.masked_fill(columns >= self.vocab_size, float("-inf"))
+        return self.gpt(row.tokens[None], row.positions[None], None, packed_seq_params=params)[0]
 
     def _select(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         assert self._row is not None

@@ -37,6 +37,8 @@ class StepResult:
 
     value: float = 0.0
     num_tokens: int = 0
+    """Tokens computed; ``num_path_tokens`` are those of the paths one by one."""
+    num_path_tokens: int = 0
     totals: loss.Totals = field(default_factory=loss.Totals)
     sums: Sums = field(default_factory=dict)
 
@@ -102,14 +104,16 @@ class Replica:
         scored = self._forward(packed, temperature)
         sums, ratio = self._sums(packed, scored, known)
         keep = loss.kept(packed.advantage, ratio, section)
-        coefficient = keep * packed.advantage / packed.num_targets
-        cap = section.weight_cap
-        value = loss.policy_loss(scored.logprobs, packed.behaviour, packed.owner, coefficient, cap)
+        weight = 1 / packed.num_targets.to(packed.advantage.dtype)
+        given = (scored.logprobs, packed.behaviour)
+        value = loss.policy_loss(*given, packed.owner, keep * packed.advantage * weight, section.weight_cap)
+        if section.regularised:
+            value = value + loss.regularisation(*given, scored.entropy, packed.owner, weight, section)
         # Under tensor parallelism every rank decides alike: logprobs are equal on all of them.
-        if keep.any():
+        if keep.any() or section.regularised:
             value.backward()
-        totals = loss.totals(scored.logprobs, packed.behaviour, scored.entropy, cap)
-        return StepResult(value.item(), len(packed.row.tokens), totals, sums)
+        totals = loss.totals(*given, scored.entropy, section.weight_cap)
+        return StepResult(value.item(), len(packed.row.tokens), _num_path_tokens(packed), totals, sums)
 
     def close(self, num_executions: int, clip_norm: float) -> CloseResult:
         """Reduce over ranks, divide by M once, clip by the global norm once, update.
@@ -158,7 +162,7 @@ class Replica:
         return pack(paths, self._device, torch.promote_types(self._dtype, torch.float32))
 
     def _forward(self, packed: Packed, temperature: float) -> Scored:
-        return score_targets(self._ddp(packed.row), packed.row.targets, temperature)
+        return score_targets(self._ddp(packed.row), packed.row.targets, temperature, self._hf.vocab_size)
 
     def _sums(self, packed: Packed, scored: Scored, known: Sums | None = None) -> tuple[Sums, Tensor]:
         log_ratio = scored.logprobs.detach() - packed.behaviour
@@ -189,6 +193,10 @@ class Replica:
             return None
         shards = [{n: parts[i] for n, parts in gathered.items()} for i in range(group.size())]
         return {name: tensor.cpu() for name, tensor in weights.from_shards(self._hf, shards).items()}
+
+
+def _num_path_tokens(packed: Packed) -> int:
+    return sum(len(rows) for rows in packed.row.layout.rows)
 
 
 def _gather(tensor: Tensor, group: Any) -> list[Tensor]:

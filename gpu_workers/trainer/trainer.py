@@ -107,7 +107,6 @@ class Trainer:
     def _close(self, row: Batch, config: RunFile, metrics: dict[str, Any], work: BatchWork) -> CloseResult:
         """Without a gradient there is no step: momentum and weight decay would move the parameters."""
         started = time.monotonic()
-        metrics["skipped"] = metrics["num_kept"] == 0
         if metrics["skipped"]:
             closed = self._ranks.call(self._replica, "close_empty")
         else:

@@ -145,6 +145,15 @@ class LossSection(Section):
     normalise_std: bool = True
     """Divide advantages by the group's standard deviation."""
     placeholder_in_baseline: bool = False
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Of the estimate of KL(theta || behaviour) that is added per target; 0 leaves it out."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Of the entropy (nats) that is subtracted per target; 0 leaves it out."""
+
+    @property
+    def regularised(self) -> bool:
+        """Has a term that needs neither an advantage nor an unclipped execution."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
     @model_validator(mode="after")
     def _clips_in_order(self) -> "LossSection":
@@ -170,6 +179,15 @@ class LimitsSection(Section):
     calls: int = Field(default=2000, ge=1, le=1_000_000)
     concurrent_calls: int = Field(default=16, ge=1, le=65_536)
     body_bytes: int = Field(default=32 << 20, ge=1 << 10, le=1 << 30)
+
+
+class GatewaySection(Section):
+    live: bool = False
+    """Send text while it is sampled, for people who watch; calls come once they are in the record.
+
+    Off, all content comes from the record: harnesses try a stream again that broke before its first block,
+    but some fail for good when it breaks later. What is recorded is the same either way.
+    """
 
 
 class CellsSection(Section):
@@ -199,6 +217,7 @@ class RunFile(Section):
     optimizer: OptimizerSection = OptimizerSection()
     loss: LossSection = LossSection()
     limits: LimitsSection = LimitsSection()
+    gateway: GatewaySection = GatewaySection()
     cells: CellsSection = CellsSection()
     heldout: HeldoutSection = HeldoutSection()
     services: Services | None = None
@@ -235,8 +254,11 @@ def fingerprint_of(resolved: dict[str, Any]) -> str:
 
 
 def frozen_differences(stored: dict[str, Any], given: dict[str, Any]) -> list[str]:
-    """A line for each frozen key that changed: ``model.path: was 'a', now 'b'``."""
-    old, new = frozen_values(stored), frozen_values(given)
+    """A line for each frozen key that changed: ``model.path: was 'a', now 'b'``.
+
+    A key that is younger than the stored run had its default.
+    """
+    old, new = frozen_values(RunFile.model_validate(stored).resolved()), frozen_values(given)
     keys = sorted(old.keys() | new.keys())
     return [f"{k}: was {old.get(k)!r}, now {new.get(k)!r}" for k in keys if old.get(k) != new.get(k)]
 

@@ -6,6 +6,7 @@ import pytest
 
 from gyre.contracts.errors import BadInput
 from gyre.settings import RunFile, load_run_file
+from gyre.settings.runfile import frozen_differences
 
 HEAD = """
 [run]
@@ -38,6 +39,8 @@ def load(folder: Path, more: str, name: str = "r") -> RunFile:
         ("optimizer", "beta2 = -0.1"),
         ("optimizer", "eps = 0.0"),
         ("loss", "weight_cap = inf"),
+        ("loss", "kl_coefficient = -0.1"),
+        ("loss", "entropy_coefficient = inf"),
         ("schedule", "group_size = true"),
         ("schedule", 'group_size = "8"'),
         ("schedule", "groups_per_batch = 8.0"),
@@ -57,6 +60,15 @@ def test_a_value_out_of_range_is_refused_with_its_key(tmp_path: Path, section: s
 def test_clips_must_be_in_order(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="clip_low must not exceed clip_high"):
         load(tmp_path, "[loss]\nclip_low = 1.1\n")
+
+
+def test_terms_of_the_loss_are_frozen(tmp_path: Path) -> None:
+    """A run that is older than a key had its default, and may be resumed with it."""
+    stored = load(tmp_path, "").resolved()
+    del stored["loss"]["kl_coefficient"]
+    assert frozen_differences(stored, load(tmp_path, "").resolved()) == []
+    given = load(tmp_path, "[loss]\nkl_coefficient = 0.1\n").resolved()
+    assert frozen_differences(stored, given) == ["loss.kl_coefficient: was 0.0, now 0.1"]
 
 
 def test_a_supply_that_can_never_be_met_is_refused(tmp_path: Path) -> None:

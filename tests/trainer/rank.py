@@ -13,7 +13,7 @@ from gyre.settings.runfile import LossSection, OptimizerSection
 from tests.trainer.models import apart, paths_of, random_nodes, random_path, tiny_config
 
 UPDATES, STEPS_AN_UPDATE, CLIP_NORM = 2, 4, 0.05
-SECTION = LossSection(form="truncated")
+SECTION = LossSection(form="truncated", kl_coefficient=0.1, entropy_coefficient=0.1)
 
 
 def train(

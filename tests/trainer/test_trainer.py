@@ -97,6 +97,8 @@ def test_train_makes_the_version_and_says_what_happened(
     assert (metrics["num_executions"], metrics["num_with_advantage"], metrics["num_targets"]) == (3, 2, 18)
     assert metrics["grad_norm"] > 0
     assert not metrics["skipped"]
+    # Two paths of 9 and 9 tokens before the last target, which share 2: for two executions with an advantage.
+    assert (metrics["num_tokens"], metrics["num_path_tokens"]) == (2 * 16, 2 * 18)
     assert 0 < metrics["s_min"] <= metrics["s_max"]
     assert set(metrics["seconds"]) == {"score", "grad", "update", "checkpoint"}
     with transaction(database) as session:
@@ -209,6 +211,19 @@ def test_a_batch_without_gradient_still_makes_a_version(
     assert answer["metrics"]["skipped"]
     assert answer["sha256"] == version(database, 0).sha256
     assert answer["version"] == 1
+
+
+def test_other_terms_train_a_batch_without_advantage(
+    database: Engine, make: MakeTrainer, model_dir: Path
+) -> None:
+    add_run(database, run_config(model_dir, loss={"kl_coefficient": 0.1}))
+    add_batch(database, [Turns(0.0)], CUT[:4])
+    trainer = make()
+    trainer.load(0)
+    metrics = trainer.train(BATCH)["metrics"]
+    assert (metrics["skipped"], metrics["num_with_advantage"], metrics["num_targets"]) == (False, 0, 9)
+    assert metrics["grad_norm"] > 0
+    assert version(database, 1).sha256 != version(database, 0).sha256
 
 
 @pytest.mark.usefixtures("run")

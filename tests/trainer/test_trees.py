@@ -30,9 +30,11 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Replica:
     return made
 
 
-def gradients(replica: Replica, paths: list[Path]) -> dict[str, torch.Tensor]:
+def gradients(
+    replica: Replica, paths: list[Path], section: LossSection = SECTION, temperature: float = 0.9
+) -> dict[str, torch.Tensor]:
     replica.begin()
-    replica.accumulate(paths, {}, SECTION, 0.9)
+    replica.accumulate(paths, {}, section, temperature)
     return {name: tensor.clone() for name, tensor in (replica.gradients() or {}).items()}
 
 

@@ -1,0 +1,113 @@
+"""The loss in the model: weights of executions, what is in no term, KL and entropy with their gradients."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_workers.trainer.batch import needing_gradient
+from gpu_workers.trainer.data import Path, pack
+from gpu_workers.trainer.replica import Replica
+from gyre.settings.runfile import LossSection
+from gyre.trajectory.extraction import Node
+from tests.trainer.models import apart, paths_of, random_nodes
+from tests.trainer.test_trees import gradients, largest_error
+
+CPU = torch.device("cpu")
+TEMPERATURE = 0.9
+EVERY_TERM = LossSection(form="truncated", kl_coefficient=0.3, entropy_coefficient=0.2)
+SECTIONS = pytest.mark.parametrize(
+    "section",
+    [
+        LossSection(form="truncated"),
+        LossSection(form="truncated", kl_coefficient=0.3),
+        LossSection(form="truncated", entropy_coefficient=0.2),
+        EVERY_TERM,
+    ],
+    ids=["policy", "kl", "entropy", "all"],
+)
+
+
+def two_turns(advantage: float = 0.7) -> Path:
+    """Prompt, answer, tool output, answer."""
+    nodes = [Node("0", None, 0, 0, 6, False, "main")]
+    for index, (length, sampled) in enumerate([(4, True), (5, False), (3, True)], start=1):
+        last = nodes[-1]
+        position = last.position + last.num_tokens
+        nodes.append(Node(str(index), last.id, last.num_tokens, position, length, sampled, "main"))
+    (path,) = paths_of(nodes, np.random.default_rng(3), advantage=advantage)
+    return path
+
+
+def definition(replica: Replica, path: Path, section: LossSection) -> torch.Tensor:
+    """The loss of one execution with one path, from the logits of all its tokens, masked at the end."""
+    packed = pack([path], CPU, torch.float64)
+    every = replace(packed.row, rows=torch.arange(len(packed.row.tokens)), targets=packed.row.tokens)
+    distribution = (replica._ddp(every) / TEMPERATURE).log_softmax(-1)
+    places = torch.arange(len(path.tokens) - 1)
+    logprobs = distribution[places, torch.from_numpy(path.tokens[1:])]
+    sampled, behaviour = torch.zeros(len(places), dtype=torch.bool), torch.zeros(len(places)).double()
+    sampled[path.targets - 1] = True
+    behaviour[path.targets - 1] = torch.from_numpy(path.behaviour).double()
+    weights = (logprobs.detach() - behaviour).exp().clamp(max=section.weight_cap)
+    q = (behaviour - logprobs).exp()
+    terms = -path.advantage * weights * logprobs + section.kl_coefficient * (q - 1 - q.log())
+    terms = terms + section.entropy_coefficient * (distribution.exp() * distribution).sum(-1)
+    return (terms * sampled).sum() / sampled.sum()
+
+
+@SECTIONS
+def test_b6_text_of_the_environment_is_in_no_term(replica: Replica, section: LossSection) -> None:
+    """Against the definition over all tokens, in which the mask alone removes what was not sampled."""
+    path = two_turns()
+    assert len(path.targets) == 7 < len(path.tokens) - 6
+    found = gradients(replica, [path], section, TEMPERATURE)
+    replica.begin()
+    definition(replica, path, section).backward()
+    assert largest_error(found, replica.gradients() or {}) < 1e-9
+    totals = replica.accumulate([path], {}, section, TEMPERATURE).totals
+    assert totals.num_targets == 7
+
+
+@SECTIONS
+def test_b5_branches_are_no_weight(replica: Replica, section: LossSection) -> None:
+    """An execution that answered once against one that answered three times the same."""
+    once = two_turns()
+    answers = [[*once.segments[:-1], (f"answer {i}", 2)] for i in range(3)]
+    three = [replace(once, execution_id="f", segments=s, num_execution_targets=21) for s in answers]
+    assert len(pack(three, CPU, torch.float64).row.tokens) == len(once.tokens) - 1 + 2 * 2
+    alone = gradients(replica, [once], section, TEMPERATURE)
+    branched = gradients(replica, three, section, TEMPERATURE)
+    assert largest_error(branched, alone) < 1e-9
+    both = gradients(replica, [once, *three], section, TEMPERATURE)
+    assert largest_error(both, {name: 2 * tensor for name, tensor in alone.items()}) < 1e-9
+
+
+def test_trees_have_the_statistics_and_terms_of_their_paths(replica: Replica) -> None:
+    rng = np.random.default_rng(1)
+    paths = paths_of(random_nodes(rng, 12), rng)
+    flat = gradients(replica, apart(paths), EVERY_TERM, TEMPERATURE)
+    assert largest_error(gradients(replica, paths, EVERY_TERM, TEMPERATURE), flat) < 1e-9
+    one, other = (replica.accumulate(p, {}, EVERY_TERM, TEMPERATURE) for p in (paths, apart(paths)))
+    assert one.num_path_tokens == other.num_tokens == sum(len(path.tokens) - 1 for path in paths)
+    assert one.num_tokens < other.num_tokens
+    assert one.totals.num_targets == other.totals.num_targets == sum(len(path.targets) for path in paths)
+    assert one.totals.num_capped == other.totals.num_capped > 0
+    for kind in ("ratio", "k3", "entropy"):
+        assert getattr(one.totals, kind) == pytest.approx(getattr(other.totals, kind), rel=1e-9)
+    assert one.sums["e"] == pytest.approx(other.sums["e"], rel=1e-9)
+
+
+@pytest.mark.parametrize("advantage", [0.0, 2.0], ids=["no advantage", "clipped"])
+def test_other_terms_hold_without_a_policy_term(replica: Replica, advantage: float) -> None:
+    """All log-probabilities far above the behaviour's: an advantage above zero is clipped."""
+    section = LossSection(kl_coefficient=0.3, entropy_coefficient=0.2)
+    path = replace(two_turns(advantage), behaviour=np.full(7, -30.0, np.float32))
+    known = replica.score([path], TEMPERATURE).sums
+    assert needing_gradient([path], known, LossSection()) == ([path] if not advantage else [])
+    assert needing_gradient([path], known, section) == [path]
+    found = gradients(replica, [path], section, TEMPERATURE)
+    replica.begin()
+    definition(replica, replace(path, advantage=0.0), section).backward()
+    assert largest_error(found, replica.gradients() or {}) < 1e-9
