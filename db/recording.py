@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection
 
 from db.calls import NewCall, NewNode, Outcome
 from gyre.contracts.ids import AttemptId, CallId, call_id, node_id
@@ -104,14 +104,16 @@ JOIN held h ON h.id = a.id
 WHERE c.id = a.id RETURNING c.id"""
 
 
-def begin(session: Session, begins: Sequence[Begin], *, owner: str, ttl_s: float) -> set[CallId]:
+def begin(connection: Connection, begins: Sequence[Begin], *, owner: str, ttl_s: float) -> set[CallId]:
     """Write the in-flight rows as far as they can be written at once; returns the calls that were."""
     rows = [_begin_row(each) for each in begins]
     attempts = [each.attempt for each in begins]
-    return _execute(session, BEGIN, _columns(rows) | {"attempts": attempts, "owner": owner, "ttl_s": ttl_s})
+    return _execute(
+        connection, BEGIN, _columns(rows) | {"attempts": attempts, "owner": owner, "ttl_s": ttl_s}
+    )
 
 
-def commit(session: Session, commits: Sequence[Commit], *, owner: str) -> set[CallId]:
+def commit(connection: Connection, commits: Sequence[Commit], *, owner: str) -> set[CallId]:
     """Write nodes and calls as far as they can be written at once; returns the calls that are committed.
 
     Raises IntegrityError, and writes nothing, if another gateway used a node's index.
@@ -119,11 +121,11 @@ def commit(session: Session, commits: Sequence[Commit], *, owner: str) -> set[Ca
     calls = _columns([_outcome_row(each) for each in commits])
     nodes = _columns([_node_row(each, node) for each in commits for node in each.nodes])
     attempts = [each.attempt for each in commits]
-    return _execute(session, COMMIT, calls | nodes | {"attempts": attempts, "owner": owner})
+    return _execute(connection, COMMIT, calls | nodes | {"attempts": attempts, "owner": owner})
 
 
-def _execute(session: Session, statement: str, parameters: dict[str, Any]) -> set[CallId]:
-    return {CallId(row[0]) for row in session.connection().exec_driver_sql(statement, parameters)}
+def _execute(connection: Connection, statement: str, parameters: dict[str, Any]) -> set[CallId]:
+    return {CallId(row[0]) for row in connection.exec_driver_sql(statement, parameters)}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

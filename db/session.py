@@ -7,15 +7,19 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 
-def connect(dsn: str, *, pool_size: int = 8) -> Engine:
-    """An engine over psycopg 3. ``dsn`` is a libpq URL; statements time out after 60 s."""
+def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Engine:
+    """An engine over psycopg 3. ``dsn`` is a libpq URL; statements time out after 60 s.
+
+    Without ``pre_ping`` a transaction saves a round trip, and its caller repeats it when Postgres restarted.
+    """
     url = dsn.replace("postgresql://", "postgresql+psycopg://", 1)
     return create_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_pre_ping=True,
+        pool_pre_ping=pre_ping,
         pool_timeout=30,
+        pool_use_lifo=True,
         connect_args={"connect_timeout": 10, "options": "-c timezone=UTC -c statement_timeout=60000"},
     )
 

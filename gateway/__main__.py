@@ -29,6 +29,8 @@ from gyre.contracts.processes import GatewayBoot, read_boot
 from gyre.settings.harnesses import harness_facts
 
 STORE_THREADS = 8
+SWITCH_INTERVAL_S = 0.0005
+"""Python's own 5 ms would be half of what the gateway may add to a call."""
 BACKLOG = 2048
 SHUTDOWN_S = 5
 """Harnesses come back for what is cut off, so a stop does not wait for calls."""
@@ -44,7 +46,7 @@ async def serve(boot: GatewayBoot) -> None:
 async def running(boot: GatewayBoot) -> AsyncGenerator[FastAPI]:
     """The application with everything behind it, until the block ends."""
     run = RunId(boot.run)
-    database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS)
+    database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS, pre_ping=False)
     with transaction(database) as session:
         secret, config = calls.run_secret(session, run), run_state.newest_config(session, run)
     model, clock = Path(config["model"]["path"]), Clock()
@@ -78,6 +80,8 @@ def policy_of(config: dict[str, Any]) -> Policy:
         max_body_bytes=limits["body_bytes"],
         roles=harness.roles,
         early_start=harness.early_start,
+        # A run that was recorded before there was this section has none.
+        live=harness.early_start and config.get("gateway", {}).get("live", False),
     )
 
 
@@ -123,6 +127,8 @@ def _unix_socket(path: Path) -> socket.socket:
 def main() -> None:
     boot = read_boot(GatewayBoot, sys.argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # The threads that talk to Postgres need the interpreter for microseconds: the event loop lends it soon.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # uvicorn raises the signal again when it has stopped; then there is still a record to write.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

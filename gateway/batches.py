@@ -1,10 +1,10 @@
-"""Writes of many calls gathered into one transaction while the one before is under way."""
+"""Writes of many calls gathered into one statement while the one before is under way."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection
 
 from gateway.store import AWAY, Store
 from gyre.contracts.ids import CallId
@@ -30,9 +30,9 @@ class Batches(Generic[I]):
     """
 
     def __init__(
-        self, store: Store, write: Callable[[Session, Sequence[I]], set[CallId]], stage: str
+        self, store: Store, write: Callable[[Connection, Sequence[I]], set[CallId]], stage: str
     ) -> None:
-        """``write`` returns the calls that it could write, and leaves the others as they are."""
+        """``write`` is one statement; it returns the calls that it wrote, the others stay as they are."""
         self._store, self._write, self._stage = store, write, stage
         self._waiting: list[tuple[I, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
@@ -64,7 +64,7 @@ class Batches(Generic[I]):
 
     async def _written(self, items: Sequence[I]) -> set[CallId]:
         try:
-            return await self._store.run(lambda s: self._write(s, items), self._stage)
+            return await self._store.run_single(lambda c: self._write(c, items), self._stage)
         except AWAY:
             raise
         except Exception:  # the fault of one of them, so nothing is written: each is tried apart

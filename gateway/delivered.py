@@ -8,6 +8,9 @@ from db import calls
 from gateway.store import Store
 from gyre.contracts.ids import CallId
 
+GATHER_S = 0.05
+"""How long deliveries are gathered for one write; nobody waits for it."""
+
 
 class DeliveryLog:
     """One write at a time; what is added meanwhile goes with the next one.
@@ -33,6 +36,7 @@ class DeliveryLog:
 
     async def _write(self) -> None:
         while self._pending:
+            await asyncio.sleep(GATHER_S)
             batch = sorted(self._pending)
             try:
                 await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch), "delivered")

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -137,11 +138,11 @@ class Recorder:
             lambda s: calls.commit(s, call.id, state.attempt, self._owner, nodes, outcome)
         )
 
-    def _begin_all(self, session: Session, begins: Sequence[recording.Begin]) -> set[CallId]:
-        return recording.begin(session, begins, owner=self._owner, ttl_s=LEASE_S)
+    def _begin_all(self, connection: Connection, begins: Sequence[recording.Begin]) -> set[CallId]:
+        return recording.begin(connection, begins, owner=self._owner, ttl_s=LEASE_S)
 
-    def _commit_all(self, session: Session, commits: Sequence[recording.Commit]) -> set[CallId]:
-        return recording.commit(session, commits, owner=self._owner)
+    def _commit_all(self, connection: Connection, commits: Sequence[recording.Commit]) -> set[CallId]:
+        return recording.commit(connection, commits, owner=self._owner)
 
     async def _answered_elsewhere(self, call: LiveCall) -> Finished:
         """The answer of a call that is not ours in flight: a lost commit of ours, or another gateway's."""

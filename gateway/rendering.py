@@ -14,9 +14,10 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from gateway.encoding import Encoder
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.answers import OPEN_THINK
-from gyre.trajectory.arrays import Ids, as_ids
+from gyre.trajectory.arrays import Ids
 from gyre.trajectory.canonical import Message, ToolCall, whole_characters
 
 MARKER = "@gyre-bridge-3f1c@"
@@ -33,7 +34,9 @@ class Renderer:
         if not self._tokenizer.chat_template:
             raise BadInput(f"model.path {model_path}: the tokenizer has no chat template")
         self.template_sha256 = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
+        self._encoder = Encoder(self._tokenizer, None)
         self._end_text = self._end_of_turn()
+        self._encoder = Encoder(self._tokenizer, self._end_text)
         self.stop_ids = self._read_stop_ids(model_path)
         self._bridge_needs_tools = self._sees_tools_in_suffix()
 
@@ -63,7 +66,7 @@ class Renderer:
         return None if end < 0 else text[end + (len(self._end_text) if stopped else 0) :]
 
     def encode(self, text: str) -> Ids:
-        return as_ids(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._encoder.encode(text)
 
     def decode_answer(self, ids: Ids) -> str:
         """The text of sampled ids without their stop token."""

@@ -16,7 +16,7 @@ from gateway.attempts import AttemptState, LiveCall, Prompt, load_state, match, 
 from gateway.clock import Clock
 from gateway.delivered import DeliveryLog
 from gateway.dialects.base import Dialect, Finished
-from gateway.engines import Engines, Sampled
+from gateway.engines import Engines, OnTokens, Sampled
 from gateway.errors import ANSWERED, LimitReached, PromptTooLong, Unauthorized, sentence_of
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
@@ -28,7 +28,7 @@ from gyre.contracts.ids import AttemptId, call_id
 from gyre.contracts.lifecycle import Purpose
 from gyre.contracts.roles import RoleRule
 from gyre.contracts.tokens import attempt_of_token
-from gyre.trajectory.answers import Answer, parse_answer
+from gyre.trajectory.answers import Answer, parse_answer, said_so_far
 from gyre.trajectory.arrays import Ids, as_ids, ids_sha256
 from gyre.trajectory.canonical import CanonicalRequest, request_key
 
@@ -54,6 +54,8 @@ class Policy:
     """Of the run's harness."""
     early_start: bool
     """Whether that one bears a stream which begins before its answer is there, and may break."""
+    live: bool = False
+    """Whether streams say what is sampled before it is in the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,8 @@ class Service:
         """Sample, read and commit: when this returns, the answer is in the record."""
         state, prompt = asked.state, asked.prompt
         try:
-            sampled = await self._engines.sample(call.id, prompt.ids, params, state.attempt)
+            on_tokens = self._teller(asked, call) if self.policy.live and asked.request.stream else None
+            sampled = await self._engines.sample(call.id, prompt.ids, params, state.attempt, on_tokens)
             answer = self._read(asked, call, sampled)
             self.watch.note(answer, offered=bool(asked.request.tools))
             return await self._recorder.commit(state, call, prompt, sampled, answer)
@@ -199,6 +202,17 @@ class Service:
                 self._states.pop(state.attempt, None)
             await self._recorder.fail(call, sentence_of(error))
             raise
+
+    def _teller(self, asked: Asked, call: LiveCall) -> OnTokens:
+        """Tells the call what its answer has so far; made to text only if and when somebody listens."""
+
+        def tell(ids: list[int]) -> None:
+            call.said = lambda: said_so_far(
+                self._renderer.decode_answer(as_ids(ids)), in_thinking=asked.prompt.in_thinking
+            )
+            call.grown.set()
+
+        return tell
 
     def _read(self, asked: Asked, call: LiveCall, sampled: Sampled) -> Answer:
         """What the policy said."""

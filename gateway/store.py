@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -26,6 +26,7 @@ class Store:
         self, database: Engine, *, hold_s: float, num_threads: int = 8, clock: Clock | None = None
     ) -> None:
         self._database, self._hold_s, self._clock = database, hold_s, clock or Clock()
+        self._single = database.execution_options(isolation_level="AUTOCOMMIT")
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="store")
 
     async def run(self, work: Callable[[Session], T], stage: str = "other rows") -> T:
@@ -33,21 +34,32 @@ class Store:
 
         A lost connection leaves open whether it committed, so ``work`` must bear being done twice.
         """
+
+        def once() -> T:
+            with self._clock.stage(stage), transaction(self._database) as session:
+                return work(session)
+
+        return await self._until_done(once)
+
+    async def run_single(self, work: Callable[[Connection], T], stage: str) -> T:
+        """The same for one statement: it is a transaction by itself, in a single round trip."""
+
+        def once() -> T:
+            with self._clock.stage(stage), self._single.begin() as connection:
+                return work(connection)
+
+        return await self._until_done(once)
+
+    async def _until_done(self, once: Callable[[], T]) -> T:
         deadline, delay = time.monotonic() + self._hold_s, FIRST_RETRY_S
         while True:
             try:
-                return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._once, work, stage
-                )
+                return await asyncio.get_running_loop().run_in_executor(self._threads, once)
             except AWAY:
                 if time.monotonic() + delay > deadline:
                     raise
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_S)
-
-    def _once(self, work: Callable[[Session], T], stage: str) -> T:
-        with self._clock.stage(stage), transaction(self._database) as session:
-            return work(session)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)

@@ -52,6 +52,7 @@ class PrefixTree:
         self._nodes: dict[int, Node] = {}
         self._children: defaultdict[int | None, list[int]] = defaultdict(list)
         self._attached: set[Point] = set()
+        self._next_index = self._num_tokens = 0
         for node in nodes:
             self.append(node)
 
@@ -63,12 +64,12 @@ class PrefixTree:
 
     @property
     def next_index(self) -> int:
-        return max(self._nodes, default=-1) + 1
+        return self._next_index
 
     @property
     def num_tokens(self) -> int:
         """Tokens held, each counted once."""
-        return sum(len(node.token_ids) for node in self._nodes.values())
+        return self._num_tokens
 
     def append(self, node: Node) -> None:
         """Add a node below one that is here already. Raises ValueError if it does not fit there."""
@@ -76,6 +77,8 @@ class PrefixTree:
         if node.index in self._nodes or node.position != expected or not len(node.token_ids):
             raise ValueError(f"node {node.index} does not fit the tree at position {node.position}")
         self._nodes[node.index] = node
+        self._next_index = max(self._next_index, node.index + 1)
+        self._num_tokens += len(node.token_ids)
         self._children[node.parent.node if node.parent else None].append(node.index)
         if node.parent:
             self._attached.add(node.parent)

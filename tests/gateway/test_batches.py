@@ -1,0 +1,195 @@
+"""Calls that are written together: one's trouble is not the others'."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from db import attempts, calls, recording
+from db.models import Execution, ModelCall
+from db.session import transaction
+from gateway.attempts import AttemptState, load_state
+from gateway.batches import Batches
+from gateway.recorder import Recorder
+from gateway.store import Store
+from gyre.contracts.engine import SamplingParams
+from gyre.contracts.errors import Fenced
+from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id, call_id
+from gyre.contracts.lifecycle import EndReason, NodeKind
+from gyre.trajectory.arrays import as_ids, as_logprobs
+from tests.gateway.conftest import World
+
+OWNER = "here:1/me"
+NEW = calls.NewCall("openai", "main", "k", {"temperature": 1}, 3, 0, "s")
+
+
+@pytest.fixture
+def many(world: World) -> list[AttemptId]:
+    """Four open attempts."""
+    with transaction(world.database) as session:
+        for index in range(1, 4):
+            name = ExecutionId(f"run/r/group/0/rollout/{index}")
+            session.add(Execution(id=name, group_id="run/r/group/0", run_id="r", index=index))
+            session.flush()
+            attempts.open_attempt(session, name, 1, "here")
+    return [attempt_id(ExecutionId(f"run/r/group/0/rollout/{index}"), 1) for index in range(4)]
+
+
+@pytest.fixture
+def store(world: World) -> Iterator[Store]:
+    made = Store(world.database, hold_s=10)
+    yield made
+    made.close()
+
+
+def begun(attempt: AttemptId, index: int = 0) -> recording.Begin:
+    return recording.Begin(attempt, index, NEW, {"sampling_seed": (1 << 63) - 1})
+
+
+def ended(attempt: AttemptId, index: int = 0) -> recording.Commit:
+    """A call whose context is three tokens long and whose answer is two."""
+    ids = as_ids([1, 2, 3]).tobytes()
+    context = calls.NewNode(0, None, 0, 0, NodeKind.CONTEXT, ids)
+    sampled = calls.NewNode(
+        1, 0, 3, 3, NodeKind.SAMPLED, ids[:8], as_logprobs([-1.5, -0.25]).tobytes(), [[7, 2]], 0, "stop", "m"
+    )
+    outcome = calls.Outcome(0, 3, 1, 2, 1, 0, "stop", "o", {"text": "é"}, "run/r/cell/0", 5)
+    return recording.Commit(call_id(attempt, index), attempt, [context, sampled], outcome)
+
+
+def rows(world: World) -> dict[str, ModelCall]:
+    return {row.attempt_id: row for row in world.read(lambda s: list(s.query(ModelCall)))}
+
+
+def test_what_is_written_together_is_what_is_written_apart(world: World, many: list[AttemptId]) -> None:
+    """Row for row and column for column, times apart."""
+    together, apart = many[0], many[1]
+    done = ended(apart)
+    with world.database.begin() as connection:
+        recording.begin(connection, [begun(together)], owner=OWNER, ttl_s=30)
+        recording.commit(connection, [ended(together)], owner=OWNER)
+    with transaction(world.database) as session:
+        calls.begin(session, apart, NEW, lambda index: begun(apart).sampling, owner=OWNER, ttl_s=30)
+        assert calls.commit(session, done.call, apart, OWNER, done.nodes, done.outcome)
+
+    def plain(row: object, attempt: AttemptId) -> dict:
+        shown = {name: value for name, value in vars(row).items() if not name.startswith("_")}
+        shown |= {"started_at": None, "committed_at": None, "execution_id": None}
+        return {name: str(value).replace(attempt, "A") for name, value in shown.items()}
+
+    def all_rows(session: Session, attempt: AttemptId) -> list[dict]:
+        found = [*calls.calls(session, attempt), *calls.nodes(session, attempt)]
+        return [plain(row, attempt) for row in found]
+
+    assert world.read(lambda s: all_rows(s, together)) == world.read(lambda s: all_rows(s, apart))
+    assert len(world.read(lambda s: all_rows(s, together))) == 3
+
+
+def test_a_sealed_member_is_left_out(world: World, many: list[AttemptId]) -> None:
+    with world.database.begin() as connection:
+        recording.begin(connection, [begun(each) for each in many], owner=OWNER, ttl_s=30)
+    with transaction(world.database) as session:
+        attempts.seal(session, many[1], EndReason.EXITED)
+    with world.database.begin() as connection:
+        written = recording.commit(connection, [ended(each) for each in many], owner=OWNER)
+    assert written == {call_id(each, 0) for each in many if each != many[1]}
+    assert [rows(world)[each].status for each in many] == ["committed", "failed", "committed", "committed"]
+    with world.database.begin() as connection:
+        assert recording.begin(connection, [begun(each, 1) for each in many[:2]], owner=OWNER, ttl_s=30) == {
+            call_id(many[0], 1)
+        }
+
+
+def test_a_locked_member_is_not_waited_for(world: World, many: list[AttemptId]) -> None:
+    with transaction(world.database) as sealing, world.database.begin() as connection:
+        attempts.seal(sealing, many[0], EndReason.EXITED)
+        written = recording.begin(connection, [begun(each) for each in many], owner=OWNER, ttl_s=30)
+    assert written == {call_id(each, 0) for each in many[1:]}
+
+
+def test_a_call_of_another_gateway_is_left_alone(world: World, many: list[AttemptId]) -> None:
+    with world.database.begin() as connection:
+        recording.begin(connection, [begun(many[0])], owner="there:1/other", ttl_s=30)
+        assert recording.commit(connection, [ended(many[0])], owner=OWNER) == set()
+        assert recording.begin(connection, [begun(many[0])], owner=OWNER, ttl_s=30) == set()
+    assert rows(world)[many[0]].lease_owner == "there:1/other"
+
+
+def sampling(index: int) -> SamplingParams:
+    return SamplingParams(sampling_seed=index)
+
+
+def test_one_fenced_begin_fails_alone(world: World, many: list[AttemptId], store: Store) -> None:
+    """Four calls begin at once, one of a sealed attempt: three are recorded, one is Fenced."""
+    with transaction(world.database) as session:
+        states = [load_state(session, each) for each in many]
+    with transaction(world.database) as session:
+        attempts.seal(session, many[2], EndReason.EXITED)
+
+    async def begin_all(recorder: Recorder) -> list[int | BaseException]:
+        begins = (recorder.begin(state, NEW, sampling) for state in states)
+        return await asyncio.gather(*begins, return_exceptions=True)
+
+    first, second, fenced, last = asyncio.run(begin_all(Recorder(store, "here:1")))
+    assert (first, second, last) == (0, 0, 0)
+    assert isinstance(fenced, Fenced)
+    assert set(rows(world)) == {many[0], many[1], many[3]}
+
+
+def test_calls_of_one_attempt_at_once_get_indexes_of_their_own(world: World, store: Store) -> None:
+    with transaction(world.database) as session:
+        state: AttemptState = load_state(session, world.attempt)
+
+    async def begin_all(recorder: Recorder) -> list[int]:
+        return await asyncio.gather(*(recorder.begin(state, NEW, sampling) for _ in range(5)))
+
+    assert sorted(asyncio.run(begin_all(Recorder(store, "here:1")))) == list(range(5))
+    assert [call.sampling["sampling_seed"] for call in world.calls()] == list(range(5))
+
+
+def test_a_faulty_member_is_tried_apart(world: World, many: list[AttemptId], store: Store) -> None:
+    """A text that Postgres refuses: its statement writes nothing, and nobody else is told its error."""
+    bad = replace(begun(many[0]), new=replace(NEW, role="\0"))
+
+    async def put(items: list[recording.Begin]) -> list[bool]:
+        batches = Batches[recording.Begin](
+            store, lambda c, begins: recording.begin(c, begins, owner=OWNER, ttl_s=30), "begin"
+        )
+        return await asyncio.gather(*(batches.put(item) for item in items))
+
+    assert asyncio.run(put([bad, begun(many[1])])) == [False, False]
+    assert asyncio.run(put([begun(many[1])])) == [True]
+
+
+def test_what_waits_goes_together(world: World, many: list[AttemptId], store: Store) -> None:
+    sizes: list[int] = []
+
+    def write(connection: object, begins: list[recording.Begin]) -> set:
+        sizes.append(len(begins))
+        return {each.call for each in begins}
+
+    async def put() -> list[bool]:
+        batches = Batches[recording.Begin](store, write, "begin")
+        return await asyncio.gather(*(batches.put(begun(each)) for each in many))
+
+    assert asyncio.run(put()) == [True] * 4
+    assert sizes == [4]
+
+
+def test_postgres_away_for_too_long_is_told_to_all(world: World, many: list[AttemptId]) -> None:
+    store = Store(world.database, hold_s=0.2)
+
+    def write(connection: object, begins: object) -> set:
+        raise OperationalError("x", {}, Exception("away"))
+
+    async def put() -> list[object]:
+        batches = Batches[recording.Begin](store, write, "begin")
+        return await asyncio.gather(*(batches.put(begun(each)) for each in many), return_exceptions=True)
+
+    assert all(isinstance(each, OperationalError) for each in asyncio.run(put()))
+    assert world.read(lambda s: s.scalar(text("SELECT count(*) FROM model_call"))) == 0
+    store.close()
