@@ -25,7 +25,7 @@ from benchmarks.gateway_stack import GROUP_SIZE, VOCABULARY, Stack, cpu_s, runni
 from db.session import transaction
 
 RATE = 60.0
-CONCURRENT, QUICK_CONCURRENT = 1_152, 24
+CONCURRENT, QUICK_CONCURRENT = 1_152, 20
 OPEN_S, QUICK_OPEN_S = 40.0, 3.0
 CLOSED_S, QUICK_CLOSED_S = 20.0, 2.0
 WORKERS = (16, 48)
@@ -130,7 +130,8 @@ def _litellm(stack: Stack, say: Callable[[str], None], quick: bool) -> dict[str,
 async def _carried(port: int, say: Callable[[str], None], name: str, quick: bool) -> Measured:
     tokens = (f"sk-{number}" for number in range(1 << 30))
     source = conversations(source_text(), tokens, GROUP_SIZE)
-    load = Load(port, source, 2 * NUM_TURNS, [f"authorization: Bearer {litellm.MASTER_KEY}"])
+    concurrent = QUICK_CONCURRENT if quick else 2 * NUM_TURNS
+    load = Load(port, source, concurrent, [f"authorization: Bearer {litellm.MASTER_KEY}"])
     await load.stagger(WORKERS[0])
     result = await _most(load, say, name, quick)
     load.close()
