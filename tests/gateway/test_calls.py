@@ -15,12 +15,13 @@ from sqlalchemy import update
 from db import attempts
 from db.models import ModelCall, QueryGroup, RunConfig
 from db.session import transaction
+from gateway.encoding import Encoder
 from gateway.service import call_seed
 from gyre.contracts.engine import GenerateRequest
 from gyre.contracts.lifecycle import EndReason, Purpose
 from gyre.contracts.tokens import attempt_token
 from gyre.trajectory.answers import short_hash
-from gyre.trajectory.arrays import unpack_ids, unpack_logprobs
+from gyre.trajectory.arrays import Ids, unpack_ids, unpack_logprobs
 from tests.gateway.conftest import EXECUTION, World, gateway_process, gateway_thread, sse_events, wait_until
 from tests.gateway.scripted_engine import Part, ScriptedEngine
 from tests.gateway.wire import DIALECTS, PATHS, refusal_in, request_in, text_in
@@ -429,3 +430,34 @@ def test_b2_parallel_lineages_do_not_mix(http: httpx.Client, gateway: World, eng
     assert answers == [[f"re {name} {turn}" for turn in (1, 2, 3)] for name in names]
     assert len(gateway.leaves()) == 8
     assert sum(call.num_reused_tokens == 0 for call in gateway.calls()) == 8
+
+
+def test_a_call_encodes_its_new_text_only(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty turns of a tool loop: what is encoded is the new result, however long the conversation is."""
+    encoded: list[int] = []
+    encode = Encoder.encode
+
+    def counted(self: Encoder, text: str) -> Ids:
+        encoded.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+    engine.script = lambda request, prompt: '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages: list[dict] = [{"role": "user", "content": "x" * 2000}]
+    sizes = [100 + 37 * turn % 900 for turn in range(20)]
+    for size in sizes:
+        answer = http.post(CHAT, json={"model": "m", "messages": messages, "tools": tools}).json()
+        message = answer["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "y" * size}
+        messages += [message, result]
+    first, *later = encoded
+    assert first > 2000
+    assert len({count - size for count, size in zip(later, sizes, strict=False)}) == 1
+    assert later[0] - sizes[0] < 100
+    recorded = [call.num_input_tokens - call.num_reused_tokens for call in gateway.calls()]
+    assert len({tokens - size for tokens, size in zip(recorded[1:], sizes, strict=False)}) == 1
+    last, nodes = gateway.calls()[-1], gateway.nodes()
+    assert sum(node.num_tokens for node in nodes) == last.num_input_tokens + last.num_output_tokens

@@ -1,5 +1,6 @@
 """Properties of the prefix tree."""
 
+from collections.abc import Iterator, ValuesView
 from itertools import pairwise
 
 import pytest
@@ -108,3 +109,30 @@ def test_a_long_conversation_costs_its_new_tokens() -> None:
         sizes.append(tree.num_tokens)
     assert {after - before for before, after in pairwise(sizes)} == {100}
     assert len(tree.leaves()) == 1
+
+
+class Counted(dict[int, Node]):
+    """Nodes that count how often all of them are gone through."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return super().__iter__()
+
+    def values(self) -> ValuesView[Node]:
+        self.passes += 1
+        return super().values()
+
+
+def test_what_each_call_asks_of_the_tree_looks_at_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next index and the number of tokens are known, however large the tree is."""
+    tree, end = PrefixTree(), None
+    for turn in range(20):
+        end = insert(tree, insert(tree, end, [turn, turn]), [turn], NodeKind.SAMPLED)
+    counted = Counted({index: tree[index] for index in range(len(tree))})
+    monkeypatch.setattr(tree, "_nodes", counted)
+    assert (tree.next_index, tree.num_tokens) == (40, 60)
+    tree.append(Node(99, end, 60, NodeKind.CONTEXT, as_ids([1, 2])))
+    assert (tree.next_index, tree.num_tokens) == (100, 62)
+    assert counted.passes == 0
