@@ -85,21 +85,12 @@ def _weights(nodes: Sequence[Record]) -> dict[str | None, int]:
 
 def _chain(first: Record, children: Mapping[str | None, list[Record]]) -> list[Record]:
     """``first`` and what follows it as long as nothing branches off and nothing else changes."""
-    chain, trained = [first], _trained(first)
-    while len(after := children[chain[-1]["id"]]) == 1:
-        node = after[0]
-        if not _continues(node, chain[-1]) or node["role"] != first["role"] or chain[-1]["leaf_of"]:
+    chain = [first]
+    while len(after := children[chain[-1]["id"]]) == 1 and not chain[-1]["leaf_of"]:
+        if not _continues(after[0], chain[-1]) or after[0]["role"] != first["role"]:
             break
-        if trained and _trained(node) not in (None, trained):
-            break
-        trained = trained or _trained(node)
-        chain.append(node)
+        chain.append(after[0])
     return chain
-
-
-def _trained(node: Record) -> tuple[int | None] | None:
-    """By which path a sampled node is trained; None for a context."""
-    return (node["target_of"],) if node["kind"] == "sampled" else None
 
 
 def _parted(
