@@ -5,7 +5,7 @@ Everything here can be read again from Postgres; a restarted gateway does so at 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,10 @@ class LiveCall:
     """Its client is still there."""
     task: "asyncio.Task[Finished] | None" = None
     """None: left in flight by a gateway that is gone."""
+    grown: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set each time that `said` has more to tell; only where answers are sent live."""
+    said: Callable[[], tuple[str, str]] = lambda: ("", "")
+    """Reasoning and text of the answer so far."""
 
 
 @dataclass(eq=False, slots=True)

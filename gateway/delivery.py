@@ -8,8 +8,11 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.attempts import LiveCall
-from gateway.dialects.base import Dialect, Finished, Reply, compact
+from gateway.dialects.base import Dialect, Finished, Reply, Stream, compact
 from gateway.errors import status_of
+
+LIVE_EVERY_S = 0.05
+"""Text is sent live in pieces of so long, as each look at it reads all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,9 @@ class Delivery:
         stream = self.dialect.stream(self.reply)
         await _head(send, 200, [(b"content-type", stream.content_type), (b"cache-control", b"no-cache")])
         await _body(send, stream.start(), more=True)
-        while not (ended := await self._wait(gone, self.ping_s)):
-            await _body(send, stream.ping, more=True)
+        ended: set[asyncio.Task[Any]] = set()
+        while not ended:
+            ended = await self._heard(send, gone, stream)
         if gone in ended:
             return False
         assert self.call.task is not None
@@ -61,6 +65,24 @@ class Delivery:
             return False
         await _body(send, stream.end(finished))
         return True
+
+    async def _heard(
+        self, send: Send, gone: "asyncio.Task[None]", stream: Stream
+    ) -> "set[asyncio.Task[Any]]":
+        """What ended; nothing after something was written, a ping if there was no more to say."""
+        grown = asyncio.create_task(self.call.grown.wait())
+        try:
+            ended = await self._wait(gone, self.ping_s, grown)
+        finally:
+            grown.cancel()
+        if not ended:
+            await _body(send, stream.ping, more=True)
+        elif ended == {grown}:
+            self.call.grown.clear()
+            if more := stream.live(*self.call.said()):
+                await _body(send, more, more=True)
+            await asyncio.sleep(LIVE_EVERY_S)
+        return ended - {grown}
 
     async def _whole(self, send: Send, gone: "asyncio.Task[None]") -> bool:
         if not await self._answered(send, gone):
@@ -84,13 +106,15 @@ class Delivery:
             await send_error(send, self.dialect, error)
         return self.call.task.exception() is None
 
-    async def _wait(self, gone: "asyncio.Task[None]", timeout_s: float | None) -> "set[asyncio.Task[Any]]":
-        """What ended first, the client or the call; nothing after ``timeout_s``.
+    async def _wait(
+        self, gone: "asyncio.Task[None]", timeout_s: float | None, *others: "asyncio.Task[Any]"
+    ) -> "set[asyncio.Task[Any]]":
+        """What ended first, the client, the call or one of the others; nothing after ``timeout_s``.
 
         The call itself is bounded: its engine and its commit are.
         """
         assert self.call.task is not None
-        waited: set[asyncio.Task[Any]] = {gone, self.call.task}
+        waited: set[asyncio.Task[Any]] = {gone, self.call.task, *others}
         ended, _ = await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return ended
 

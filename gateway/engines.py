@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -35,6 +36,10 @@ RETRIED_STATUS = frozenset({408, 409, 423, 425, 429})
 """Client errors that say "not now": epoch over, paused, too many."""
 
 
+OnTokens = Callable[[list[int]], None]
+"""Is told all tokens that an answer has so far, each time there are more."""
+
+
 class Refused(BadInput):
     """The engine will never take this request, most likely because it does not fit."""
 
@@ -53,11 +58,8 @@ class Sampled:
     engine_ms: int = 0
 
     def extend(self, answer: GenerateResponse) -> None:
-        """Append a part. Raises EngineFailed if its parts do not agree."""
+        """Append a part."""
         meta = answer.meta_info
-        versioned = sum(count for _, count in meta.weight_versions)
-        if not len(answer.output_ids) == len(meta.output_token_logprobs) == versioned:
-            raise EngineFailed("the engine's ids, log-probabilities and versions differ in number")
         if not self.ids:
             self.cached_tokens = meta.cached_tokens
         self.ids += answer.output_ids
@@ -88,7 +90,9 @@ class Engines:
         self._in_flight: Counter[str] = Counter()
         self._last_cell: dict[str, str] = {}
 
-    async def sample(self, rid: str, ids: Ids, params: SamplingParams, affinity: str) -> Sampled:
+    async def sample(
+        self, rid: str, ids: Ids, params: SamplingParams, affinity: str, on_tokens: OnTokens | None = None
+    ) -> Sampled:
         """All tokens of one answer. ``affinity`` names what keeps its KV on one cell.
 
         Raises Refused when the request does not fit, EngineFailed when no engine got any further for
@@ -99,7 +103,7 @@ class Engines:
         while time.monotonic() - since < self._hold_s:
             cell = await self._choose(affinity)
             try:
-                grown = cell is not None and await self._ask(cell, rid, ids, params, sampled)
+                grown = cell is not None and await self._ask(cell, rid, ids, params, sampled, on_tokens)
             except (EngineFailed, aiohttp.ClientError, TimeoutError) as error:
                 grown, problem = False, f"{type(error).__name__}: {error}"
                 self._read_at = float("-inf")
@@ -116,19 +120,28 @@ class Engines:
         await self._http.close()
 
     async def _ask(
-        self, cell: ServingCell, rid: str, ids: Ids, params: SamplingParams, sampled: Sampled
+        self,
+        cell: ServingCell,
+        rid: str,
+        ids: Ids,
+        params: SamplingParams,
+        sampled: Sampled,
+        on_tokens: OnTokens | None,
     ) -> bool:
         """Send what is left to sample to one cell. True if tokens came back."""
         with self._clock.stage("engine request"):
-            body = _request(rid, ids, params, sampled.ids)
+            body = _request(rid, ids, params, sampled.ids, stream=on_tokens is not None)
         self._in_flight[cell.id] += 1
         try:
             async with self._http.post(f"{cell.engine_url}/generate", data=body, headers=JSON) as response:
-                status, content = response.status, await response.read()
+                if on_tokens is not None and response.status == 200:
+                    answer = await _follow(response, lambda more: on_tokens(sampled.ids + more))
+                else:
+                    content = await response.read()
+                    with self._clock.stage("engine answer"):
+                        answer = _read(response.status, content)
         finally:
             self._in_flight[cell.id] -= 1
-        with self._clock.stage("engine answer"):
-            answer = _read(status, content)
         if not answer.output_ids and not (answer.meta_info.finish_reason or None):
             raise EngineFailed("the engine answered without tokens")
         sampled.extend(answer)
@@ -152,23 +165,60 @@ class Engines:
         return cell
 
 
-def _request(rid: str, ids: Ids, params: SamplingParams, sampled: list[int]) -> bytes:
+async def _follow(response: aiohttp.ClientResponse, on_tokens: OnTokens) -> GenerateResponse:
+    """The newest answer of a stream, which is the whole one unless the stream breaks.
+
+    What came before a break counts as sampled and is continued elsewhere: it was told already.
+    """
+    newest: GenerateResponse | None = None
+    try:
+        async for data in _events(response.content):
+            newest = _read(200, data)
+            on_tokens(newest.output_ids)
+    except (aiohttp.ClientError, TimeoutError):
+        if newest is None:
+            raise
+    if newest is None:
+        raise EngineFailed("the engine's stream ended before it had begun")
+    return newest
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of server-sent events of any length, without the last one, which is no document."""
+    rest = b""
+    async for piece in content.iter_any():
+        *whole, rest = (rest + piece).split(b"\n\n")
+        for event in whole:
+            data = event.removeprefix(b"data: ")
+            if data != b"[DONE]":
+                yield data
+
+
+def _request(rid: str, ids: Ids, params: SamplingParams, sampled: list[int], *, stream: bool) -> bytes:
     """A GenerateRequest for what is left after ``sampled``, not made by its model: that looks at each id."""
     left = params.model_dump() | {"max_new_tokens": params.max_new_tokens - len(sampled)}
     context = np.concatenate([ids, as_ids(sampled)]) if sampled else ids
     document = {"rid": f"{rid}/{len(sampled)}", "input_ids": context, "sampling_params": left}
-    return orjson.dumps(document | {"return_logprob": True}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(
+        document | {"return_logprob": True, "stream": stream}, option=orjson.OPT_SERIALIZE_NUMPY
+    )
 
 
 def _read(status: int, content: bytes) -> GenerateResponse:
+    """What an engine said. Raises Refused, or EngineFailed where it failed or its parts do not agree."""
     if status in RETRIED_STATUS or status >= 500:
         raise EngineFailed(f"status {status}")
     if status >= 400:
         raise Refused(_reason(status, content))
     try:
-        return GenerateResponse.model_validate_json(content)
+        answer = GenerateResponse.model_validate_json(content)
     except ValidationError as error:
         raise EngineFailed(f"unreadable answer ({error.error_count()} problems)") from error
+    meta = answer.meta_info
+    versioned = sum(count for _, count in meta.weight_versions)
+    if not len(answer.output_ids) == len(meta.output_token_logprobs) == versioned:
+        raise EngineFailed("the engine's ids, log-probabilities and versions differ in number")
+    return answer
 
 
 def _reason(status: int, content: bytes) -> str:

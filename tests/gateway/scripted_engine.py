@@ -1,15 +1,16 @@
 """An engine that says what a script says: the /generate protocol with made-up log-probabilities."""
 
 import asyncio
+import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from transformers import PreTrainedTokenizerFast
 
 from gyre.contracts.engine import GenerateRequest
@@ -17,7 +18,10 @@ from gyre.contracts.engine import GenerateRequest
 
 @dataclass(frozen=True)
 class Part:
-    """What one request gets: text or ids, and how it ends. A text that stops gets the stop token."""
+    """What one request gets: text or ids, and how it ends. A text that stops gets the stop token.
+
+    A stream breaks after ``cut_after`` tokens.
+    """
 
     text: str = ""
     ids: list[int] | None = None
@@ -25,20 +29,26 @@ class Part:
     status: int = 200
     message: str = ""
     version: int = 0
+    cut_after: int | None = None
 
 
 @dataclass
 class ScriptedEngine:
-    """``script`` gets the request and the text of its prompt. ``gate`` holds answers back while unset."""
+    """``script`` gets the request and the text of its prompt.
+
+    While unset, ``gate`` holds answers back, and ``tail`` the last event of a stream.
+    """
 
     tokenizer: PreTrainedTokenizerFast
     script: Callable[[GenerateRequest, str], str | Part] = lambda request, prompt: "done"
     requests: list[GenerateRequest] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
+    tail: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.tail.set()
 
     async def generate(self, http: Request) -> Response:
         request = GenerateRequest.model_validate_json(await http.body())
@@ -49,7 +59,29 @@ class ScriptedEngine:
         part = Part(said) if isinstance(said, str) else said
         if part.status != 200:
             return JSONResponse({"error": {"message": part.message}}, status_code=part.status)
+        if request.stream:
+            return StreamingResponse(self._events(self._answer(request, part), part))
         return JSONResponse(self._answer(request, part))
+
+    async def _events(self, answer: dict[str, Any], part: Part) -> AsyncIterator[bytes]:
+        """The answer token by token, each event with all before it."""
+        meta = answer["meta_info"]
+        for count in range(1, meta["completion_tokens"] + 1):
+            if part.cut_after == count - 1:
+                raise ConnectionError("as the script says")
+            last = count == meta["completion_tokens"]
+            while last and not self.tail.is_set():
+                await asyncio.sleep(0.01)
+            so_far = {
+                **meta,
+                "completion_tokens": count,
+                "finish_reason": meta["finish_reason"] if last else None,
+                "output_token_logprobs": meta["output_token_logprobs"][:count],
+                "weight_versions": [[part.version, count]],
+            }
+            event = {"output_ids": answer["output_ids"][:count], "meta_info": so_far}
+            yield f"data: {json.dumps(event)}\n\n".encode()
+        yield b"data: [DONE]\n\n"
 
     def _answer(self, request: GenerateRequest, part: Part) -> dict[str, Any]:
         params = request.sampling_params

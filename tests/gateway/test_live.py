@@ -1,0 +1,136 @@
+"""Live streaming: text comes while it is sampled, calls after the commit, and the record is the same."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from db.models import RunConfig
+from db.session import transaction
+from gyre.trajectory.arrays import unpack_logprobs
+from tests.gateway.conftest import World, gateway_thread, wait_until
+from tests.gateway.scripted_engine import Part, ScriptedEngine
+from tests.gateway.test_clients import ARGUMENTS, CALL, talking
+from tests.gateway.test_golden_streams import normalised
+from tests.gateway.wire import DIALECTS, request_in
+
+LONG = "<think>\nI must look.\n</think>\n\nÄpfel and \U0001f34e, one by one.\n" + CALL.rpartition("look.\n")[2]
+
+
+def set_live(world: World, live: bool) -> None:
+    with transaction(world.database) as session:
+        row = session.get_one(RunConfig, ("r", 0))
+        row.resolved = {**row.resolved, "gateway": {"live": live}}
+
+
+@pytest.fixture
+def live(world: World) -> Iterator[World]:
+    set_live(world, True)
+    with gateway_thread(world):
+        yield world
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_text_comes_before_the_commit_and_calls_after_it(
+    live: World, engine: ScriptedEngine, dialect: str
+) -> None:
+    engine.script = lambda request, prompt: CALL
+    engine.tail.clear()
+    path, body = request_in(dialect, "go", stream=True)
+    seen, early = b"", b""
+    with httpx.stream("POST", f"{live.url}/t/{live.token}{path}", json=body, timeout=30) as response:
+        for piece in response.iter_bytes():
+            seen += piece
+            if b"look." in seen.replace(b"must look.", b"") and not early:
+                early = seen
+                assert [call.status for call in live.calls()] == ["in_flight"]
+                engine.tail.set()
+    assert b"I must look." in early or b'"I must' in early
+    assert b"bash" not in early
+    assert b"bash" in seen
+    assert b"tool_call>" not in seen
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_clients_read_live_streams(live: World, engine: ScriptedEngine, dialect: str) -> None:
+    engine.script = lambda request, prompt: LONG if prompt.count("<tool_response>") < 1 else "Done."
+    with talking(dialect, live.url, live.token) as talk:
+        said = talk.ask("go", stream=True)
+        done = talk.answer("ok", stream=True)
+    assert (said.reasoning, said.calls) == ("I must look.", [("bash", ARGUMENTS)])
+    assert said.text == "Äpfel and \U0001f34e, one by one."
+    assert (done.text, done.reason) == ("Done.", talk.ends["stop"])
+    assert len(live.leaves()) == 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a15_live_streamed_and_whole_leave_equal_records(
+    world: World, engine: ScriptedEngine, dialect: str
+) -> None:
+    engine.script = lambda request, prompt: LONG
+    for live, stream in ((True, True), (False, True), (False, False)):
+        set_live(world, live)
+        with gateway_thread(world):
+            path, body = request_in(dialect, "go", max_tokens=300, stream=stream)
+            httpx.post(f"{world.url}/t/{world.token}{path}", json=body, timeout=30).raise_for_status()
+            wait_until(lambda: all(call.delivered_at for call in world.calls()))
+    assert [request.stream for request in engine.requests] == [True, False, False]
+    calls, sampled = world.calls(), [node for node in world.nodes() if node.kind == "sampled"]
+    for index in (1, 2):
+        assert sampled[index].token_ids == sampled[0].token_ids
+        assert sampled[index].versions == sampled[0].versions
+        assert calls[index].input_sha256 == calls[0].input_sha256
+        assert calls[index].finish_reason == calls[0].finish_reason
+        same = [{**call.response, "tool_calls": len(call.response["tool_calls"])} for call in calls]
+        assert same[index] == same[0]
+    for call, node in zip(calls, sampled, strict=True):
+        seed, count = call.sampling["sampling_seed"], node.num_tokens
+        expected = [-((seed + call.num_input_tokens + i) % 97) / 50 for i in range(count)]
+        assert unpack_logprobs(node.logprobs).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_live_and_committed_streams_say_the_same(world: World, engine: ScriptedEngine, dialect: str) -> None:
+    """The last event, which has the whole of it in Responses, is byte for byte the same."""
+    engine.script = lambda request, prompt: CALL
+    ends: list[bytes] = []
+    for live in (True, False):
+        set_live(world, live)
+        with gateway_thread(world):
+            path, body = request_in(dialect, "go", stream=True)
+            answer = httpx.post(f"{world.url}/t/{world.token}{path}", json=body, timeout=30).content
+            ends.append(normalised(answer).split(b"\n\n")[-2])
+    assert ends[0].partition(b'"response":')[2] == ends[1].partition(b'"response":')[2]
+
+
+def test_a_stream_that_breaks_or_is_moved_goes_on_where_it_was(live: World, engine: ScriptedEngine) -> None:
+    """Nothing that was told is sampled again, and the client only waits."""
+    parts = [
+        Part("one two three", cut_after=4, version=1),
+        Part(status=503),
+        Part("two ", finish="abort", version=1),
+        Part("three", version=2),
+    ]
+    engine.script = lambda request, prompt: parts[len(engine.requests) - 1]
+    with talking("anthropic", live.url, live.token) as talk:
+        assert talk.ask("go", stream=True).text == "one two three"
+    first, *_, third, last = engine.requests
+    assert len(third.input_ids) == len(first.input_ids) + 4
+    assert last.input_ids[: len(third.input_ids)] == third.input_ids
+    assert live.nodes()[1].versions == [[1, 8], [2, 6]]
+
+
+def test_a_live_stream_that_was_left_is_replayed_whole(live: World, engine: ScriptedEngine) -> None:
+    engine.script = lambda request, prompt: CALL
+    engine.tail.clear()
+    path, body = request_in("anthropic", "go", max_tokens=300, stream=True)
+    with httpx.stream("POST", f"{live.url}/t/{live.token}{path}", json=body) as response:
+        for piece in response.iter_bytes():
+            if b"text_delta" in piece:
+                break
+    engine.tail.set()
+    wait_until(lambda: live.calls()[0].status == "committed")
+    replayed = httpx.post(f"{live.url}/t/{live.token}{path}", json=body | {"stream": False}).json()
+    assert [block["type"] for block in replayed["content"]] == ["thinking", "text", "tool_use"]
+    assert replayed["content"][2]["input"] == ARGUMENTS
+    assert len(live.calls()) == len(engine.requests) == 1
