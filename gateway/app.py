@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +17,7 @@ from gateway.dialects import AnthropicMessages, Dialect, GoogleGenerate, OpenAIC
 from gateway.errors import ANSWERED, BodyTooLarge
 from gateway.roles import call_role
 from gateway.service import Service
+from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId
 from gyre.trajectory.canonical import CanonicalRequest
 from gyre.trajectory.dialects import parse_body
@@ -105,6 +106,8 @@ def _guarded(dialect_of: DialectOf, handler: Handler) -> Handler:
             return await handler(request)
         except ANSWERED as error:
             return Refusal(dialect_of(request), error)
+        except ClientDisconnect:
+            return Refusal(dialect_of(request), BadInput("the client went before its request was read"))
         except Exception as error:
             log.exception("call failed")
             return Refusal(dialect_of(request), error)

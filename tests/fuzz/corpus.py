@@ -18,7 +18,9 @@ class Spoken:
     name: str
     requests: tuple[tuple[str, Body], ...]
     ends: tuple[bytes, ...]
-    """What the last event of a stream contains, well or badly ended."""
+    """What the last event of a stream contains."""
+    fails: bytes
+    """The same of a stream that failed."""
     sentence: Callable[[Any], str]
     """The sentence of a refusal. Raises KeyError, TypeError or AssertionError where the shape is another."""
     follow: Callable[[Body, Any], Body]
@@ -92,7 +94,8 @@ def _anthropic() -> Spoken:
             (messages, base | {"messages": [{"role": "user", "content": LONG}]}),
             (counting, uncounted),
         ),
-        ends=(b"event: message_stop", b"event: error"),
+        ends=(b"event: message_stop",),
+        fails=b"event: error",
         sentence=_anthropic_sentence,
         follow=_anthropic_follow,
     )
@@ -156,7 +159,8 @@ def _openai() -> Spoken:
             (path, seen),
             (path, base | {"messages": [user, {"role": "user", "content": LONG}]}),
         ),
-        ends=(b"data: [DONE]", b'data: {"error"'),
+        ends=(b"data: [DONE]",),
+        fails=b'data: {"error"',
         sentence=_openai_sentence,
         follow=_openai_follow,
     )
@@ -240,7 +244,8 @@ def _responses() -> Spoken:
             (path, base | {"input": LONG}),
             (f"{path}/input_tokens", counted),
         ),
-        ends=(b"event: response.completed", b"event: response.incomplete", b"event: response.failed"),
+        ends=(b"event: response.completed", b"event: response.incomplete"),
+        fails=b"event: response.failed",
         sentence=_openai_sentence,
         follow=_responses_follow,
     )
@@ -314,7 +319,8 @@ def _google() -> Spoken:
             (whole, base | {"contents": [{"parts": [{"text": LONG}]}]}),
             ("/v1beta/models/gemini-x:countTokens", {"contents": spoken}),
         ),
-        ends=(b'"finishReason"', b'data: {"error"'),
+        ends=(b'"finishReason"',),
+        fails=b'data: {"error"',
         sentence=_google_sentence,
         follow=_google_follow,
     )

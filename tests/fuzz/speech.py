@@ -5,6 +5,8 @@ import random
 from gyre.contracts.engine import GenerateRequest
 from tests.gateway.scripted_engine import Part
 
+REFUSED = "input does not fit"
+"""What the engine says of a prompt that it does not take: the one failure of a call that has begun."""
 CALLS = (
     '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls"}}\n</tool_call>',
     '<tool_call>{"name": "bash"}</tool_call><tool_call>{"name": "edit", "arguments": {"a": 1}}</tool_call>',
@@ -53,6 +55,6 @@ class CarelessPolicy:
             case 3 | 4 | 5 | 6:
                 return Part(draw.choice(TEXTS) + draw.choice(CALLS), version=1)
             case 7 if draw.random() < 0.2:
-                return Part(status=400, message="input does not fit")
+                return Part(status=400, message=REFUSED)
             case _:
                 return Part(draw.choice(TEXTS), version=1)

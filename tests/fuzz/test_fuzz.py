@@ -26,7 +26,7 @@ from gyre.contracts.tokens import attempt_token
 from tests.fuzz.corpus import DIALECTS, Body, Spoken
 from tests.fuzz.invariants import violations
 from tests.fuzz.mutations import encoded, mutated, sending
-from tests.fuzz.speech import CarelessPolicy
+from tests.fuzz.speech import REFUSED, CarelessPolicy
 from tests.fuzz.wire import BOUND_S, Received, Sending, exchange
 from tests.gateway.conftest import SECRET, World, gateway_thread, wait_until
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -109,7 +109,7 @@ def wrong(spoken: Spoken, sent: Sending, received: Received) -> str | None:
     """What is wrong with an answer, or None."""
     if not received.whole:
         return f"status {received.status}: the answer was cut off"
-    if received.status >= 500:
+    if received.status >= 500 or b"internal error" in received.body:
         return f"status {received.status}: {received.body[:300]!r}"
     if received.status == 200 and "event-stream" in received.content_type:
         return broken_stream(spoken, received.body)
@@ -126,7 +126,9 @@ def broken_stream(spoken: Spoken, body: bytes) -> str | None:
         if data != line and data != b"[DONE]" and not is_json(data):
             return f"an event that is not JSON: {line[:300]!r}"
     last = body.rstrip().split(b"\n\n")[-1]
-    return None if any(end in last for end in spoken.ends) else f"the stream ends with {last[:200]!r}"
+    ended = any(end in last for end in spoken.ends)
+    refused = spoken.fails in last and REFUSED.encode() in last
+    return None if ended or refused else f"the stream ends with {last[:300]!r}"
 
 
 def is_json(body: bytes) -> bool:

@@ -1,5 +1,6 @@
 """What harnesses change breaks no prefix, and nothing that was sampled is lost or grows."""
 
+import socket
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -205,3 +206,16 @@ def test_an_aborted_answer_is_never_committed(
     assert (answer["message"]["content"], answer["finish_reason"]) == ("abababa", "length")
     assert [node.finish_reason for node in gateway.nodes()] == [None, "length"]
     assert [call.finish_reason for call in gateway.calls()] == ["length"]
+
+
+def test_a_client_that_goes_while_it_speaks_is_no_bug(
+    http: httpx.Client, gateway: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {gateway.token}\r\n"
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", gateway.port)) as connection:
+            connection.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
+    http.get("/health").raise_for_status()
+    http.post(CHAT, json={"model": "m", "messages": [{"role": "user", "content": "hi"}]}).raise_for_status()
+    assert [record.message for record in caplog.records] == []
+    assert len(gateway.calls()) == 1
