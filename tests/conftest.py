@@ -30,7 +30,6 @@ hypothesis.settings.load_profile("gyre")
 RUN = RunId("r")
 UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 """Nothing of a test's database has to outlive the test."""
-CLAUDE_CODE = "2.1.220"
 
 
 SLOW_FIXTURES = ("database", "postgres_dsn", "postgres_server", "services")
@@ -127,18 +126,3 @@ def group(database: Engine) -> GroupId:
 @pytest.fixture
 def execution(group: GroupId) -> ExecutionId:
     return execution_id(group, 0)
-
-
-@pytest.fixture(scope="session")
-def claude_code() -> Path:
-    """The program, installed once into the user's cache."""
-    if shutil.which("npm") is None:
-        pytest.skip("Claude Code needs Node, which is not installed here")
-    folder = Path.home() / ".cache" / "gyre" / f"claude-code-{CLAUDE_CODE}"
-    program = folder / "node_modules" / ".bin" / "claude"
-    if not program.exists():
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
-        subprocess.run(
-            [*command, f"@anthropic-ai/claude-code@{CLAUDE_CODE}"], check=True, capture_output=True
-        )
-    return program

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from db import attempts
 from db.models import ModelCall, TreeNode
 from db.session import transaction
-from gyre.sandbox import adapters
+from gyre.sandbox import adapters, isolation
 from gyre.sandbox.attempts import HarnessStatus, Limits, kill, poll, start_or_attach
 from tests.gateway.conftest import EXECUTION, World, add_run, engine, gateway_thread, model_dir, tokenizer
 from tests.gateway.scripted_engine import ScriptedEngine
@@ -43,6 +43,11 @@ class Stage:
     @property
     def workspace(self) -> Path:
         return self.directory / "workspace"
+
+    @property
+    def workspace_inside(self) -> str:
+        """The workspace as the harness sees it."""
+        return str(self.workspace) if isolation.probe() == isolation.PLAIN else isolation.WORKSPACE
 
     @property
     def output(self) -> str:

@@ -1,4 +1,4 @@
-"""kill -9 of the gateway in the middle of a real harness's run: the harness never notices."""
+"""Each real harness with the options of its catalogue file, while its gateway is killed: it never notices."""
 
 from collections.abc import Callable
 
@@ -13,6 +13,15 @@ from tests.harnesses.scripts import SHELLS, loop, num_results
 TURNS = 6
 STOPPED_AT = 3
 """Tool results before the call that is under way when the gateway is killed."""
+SHORT = {
+    "claude-code": 4_000,
+    "codex": 10_000,
+    "mini-swe-agent": 4_000,
+    "opencode": 7_000,
+    "qwen-code": 35_000,
+    "tiny": 1_000,
+}
+"""What the catalogue's options keep the first prompt below, in tokens of the tests' byte-level tokenizer."""
 
 
 @pytest.mark.parametrize("harness", sorted(SHELLS), indirect=True)
@@ -34,6 +43,7 @@ def test_c1_a_killed_gateway_costs_a_harness_nothing(lone_stage: Stage, harness:
     calls = stage.world.calls()
     assert [(call.status, call.role) for call in calls] == [("committed", "main")] * TURNS
     check_lineage(stage, calls)
+    assert calls[0].num_input_tokens < SHORT[harness]
     assert len(stage.world.leaves()) == 1
 
 
