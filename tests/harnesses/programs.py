@@ -16,7 +16,9 @@ from gyre.sandbox.adapters import Adapter, load_adapter
 CACHE = Path.home() / ".cache" / "gyre"
 REQUIREMENTS = Path(__file__).parent / "requirements"
 TRIES = 2
-INSTALL_S = 600
+INSTALL_S = 400
+FIRST_TEST_S = 1000
+"""Limit of a test that may have to install its harness first, or to wait for another session that does."""
 
 
 @functools.cache

@@ -10,8 +10,10 @@ from gyre.contracts.engine import GenerateRequest
 from tests.gateway.conftest import gateway_thread
 from tests.harnesses.conftest import Stage
 from tests.harnesses.lineage import check_lineage
+from tests.harnesses.programs import FIRST_TEST_S
 from tests.harnesses.scripts import delegating, filling, tool_call
 
+pytestmark = pytest.mark.timeout(FIRST_TEST_S)
 CLAUDE_SUMMARY = "Your task is to create a detailed summary of"
 SUBTASK = {"description": "sub", "prompt": "SUBTASK: write sub"}
 

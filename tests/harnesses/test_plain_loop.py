@@ -7,9 +7,11 @@ import pytest
 
 from tests.harnesses.conftest import Stage
 from tests.harnesses.lineage import check_lineage, unpacked
+from tests.harnesses.programs import FIRST_TEST_S
 from tests.harnesses.scripts import SHELLS, loop, spoken
 from tests.harnesses.wire import Heard, heard
 
+pytestmark = pytest.mark.timeout(FIRST_TEST_S)
 TURNS = 30
 OPTIONS = {
     "claude-code": {"tools": "", "system_prompt": ""},

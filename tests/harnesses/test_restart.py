@@ -8,8 +8,10 @@ from gyre.contracts.engine import GenerateRequest
 from tests.gateway.conftest import gateway_process, wait_until
 from tests.harnesses.conftest import Stage
 from tests.harnesses.lineage import check_lineage
+from tests.harnesses.programs import FIRST_TEST_S
 from tests.harnesses.scripts import SHELLS, loop, num_results
 
+pytestmark = pytest.mark.timeout(FIRST_TEST_S)
 TURNS = 6
 STOPPED_AT = 3
 """Tool results before the call that is under way when the gateway is killed."""

@@ -7,7 +7,10 @@ import pytest
 from gyre.contracts.engine import GenerateRequest
 from tests.harnesses.conftest import Stage
 from tests.harnesses.lineage import check_lineage
+from tests.harnesses.programs import FIRST_TEST_S
 from tests.harnesses.scripts import num_results, tool_call
+
+pytestmark = pytest.mark.timeout(FIRST_TEST_S)
 
 
 @pytest.mark.parametrize("harness", ["claude-code"], indirect=True)
