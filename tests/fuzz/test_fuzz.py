@@ -80,6 +80,8 @@ class Client:
                 if problem := wrong(self.spoken, sent, received):
                     self._tell(number, sent, problem)
                 self._remember(path, changed, received)
+            elif sent.keep is None:
+                self._tell(number, sent, "the connection was closed without an answer")
             sent.keep = None
 
     def _said(self, draw: random.Random) -> tuple[str, Body]:
