@@ -8,6 +8,7 @@ template, and the ids before it are those that were sampled.
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway.encoding import Encoder
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.answers import OPEN_THINK
 from gyre.trajectory.arrays import Ids
-from gyre.trajectory.canonical import Message, ToolCall, whole_characters
+from gyre.trajectory.canonical import Message, Role, ToolCall, assistant, whole_characters
 
 MARKER = "@gyre-bridge-3f1c@"
 """Stands for a sampled answer in a bridge; found again in the rendered text."""
@@ -34,6 +35,7 @@ class Renderer:
         if not self._tokenizer.chat_template:
             raise BadInput(f"model.path {model_path}: the tokenizer has no chat template")
         self.template_sha256 = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
+        self._late_system: Role = "system" if self._takes_late_system() else "user"
         self._encoder = Encoder(self._tokenizer, None)
         self._end_text = self._end_of_turn()
         self._encoder = Encoder(self._tokenizer, self._end_text)
@@ -43,7 +45,7 @@ class Renderer:
     def full(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
         """The whole prompt. Raises BadInput when the template refuses the conversation."""
         try:
-            return self._render([_for_template(m) for m in messages], tools)
+            return self._render(messages, tools)
         except (TemplateError, TypeError, ValueError) as error:
             raise BadInput(f"the model's chat template refuses this conversation: {error}") from error
 
@@ -59,7 +61,7 @@ class Renderer:
         names = [ToolCall(call.id, call.name, "{}") for call in answer.tool_calls]
         dummy = [Message("user", ("-",)), Message("assistant", (MARKER,), tuple(names)), *new]
         try:
-            text = self._render([_for_template(m) for m in dummy], tools if self._bridge_needs_tools else ())
+            text = self._render(dummy, tools if self._bridge_needs_tools else ())
         except (TemplateError, TypeError, ValueError):
             return None
         end = text.find(self._end_text, text.find(MARKER)) if MARKER in text else -1
@@ -80,10 +82,24 @@ class Renderer:
         """Whether the prompt ends inside a reasoning section that the template opened."""
         return prompt.rstrip().endswith(OPEN_THINK)
 
-    def _render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+        late = [replace(m, role=self._late_system) if m.role == "system" else m for m in messages[1:]]
+        shown = [_for_template(message) for message in [*messages[:1], *late]]
         return self._tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )
+
+    def _takes_late_system(self) -> bool:
+        """Whether a system message may stand behind others, as harnesses have it.
+
+        Where a template refuses that (Qwen 3.5), all but the first are shown as the user's.
+        """
+        self._late_system = "system"
+        try:
+            self._render([Message("user", ("-",)), assistant("-"), Message("system", ("-",))], ())
+        except (TemplateError, TypeError, ValueError):
+            return False
+        return True
 
     def _end_of_turn(self) -> str | None:
         """The special token that the template writes after an assistant's text; None if it writes none."""

@@ -14,7 +14,8 @@ from tests.gateway.test_clients import ARGUMENTS, CALL, talking
 from tests.gateway.test_golden_streams import normalised
 from tests.gateway.wire import DIALECTS, request_in
 
-LONG = "<think>\nI must look.\n</think>\n\nÄpfel and \U0001f34e, one by one.\n" + CALL.rpartition("look.\n")[2]
+THOUGHT = "<think>\nI must look.\n</think>\n\n"
+LONG = f"{THOUGHT}Äpfel and \U0001f34e, one by one.\n" + CALL.rpartition("look.\n")[2]
 
 
 def set_live(world: World, live: bool) -> None:

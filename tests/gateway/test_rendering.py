@@ -47,6 +47,30 @@ def test_a7_bridge_gives_tool_results_their_calls(renderer: Renderer) -> None:
         renderer.full([*USER, *new], ())
 
 
+SYSTEM_FIRST = CHAT_TEMPLATE.replace(
+    "{%- for message in messages %}\n    {%- if message.role == 'user' or",
+    "{%- for message in messages %}\n"
+    "    {%- if message.role == 'system' and not loop.first %}{{- raise_exception('late') }}{%- endif %}\n"
+    "    {%- if message.role == 'user' or",
+)
+
+
+def test_late_system_messages_are_the_users_where_a_template_wants_them_first(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Claude Code and Codex have them in the middle; Qwen 3.5's template raises."""
+    assert SYSTEM_FIRST != CHAT_TEMPLATE
+    build_tokenizer(tmp_path, chat_template=SYSTEM_FIRST)
+    strict, late = Renderer(tmp_path), [Message("system", ("late",))]
+    first = Message("system", ("first",))
+    assert renderer.bridge(assistant("a"), late, (), stopped=True) == (
+        "\n<|im_start|>system\nlate<|im_end|>\n<|im_start|>assistant\n"
+    )
+    asked = "<|im_start|>user\nlate<|im_end|>\n<|im_start|>assistant\n"
+    assert strict.bridge(assistant("a"), late, (), stopped=True) == f"\n{asked}"
+    assert strict.full([first, *late], ()) == f"<|im_start|>system\nfirst<|im_end|>\n{asked}"
+
+
 def test_templates_that_list_tools_late_get_them_in_the_bridge(tmp_path: Path) -> None:
     build_tokenizer(tmp_path, chat_template=TOOLS_LAST)
     text = Renderer(tmp_path).bridge(assistant("a"), USER, [{"name": "late"}], stopped=True)
