@@ -1,0 +1,80 @@
+"""What only Responses has: namespaces, custom tools, items that are sent back, fields that are repeated."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import World, sse_events
+from tests.gateway.scripted_engine import ScriptedEngine
+
+SPAWN = {"type": "function", "name": "spawn", "parameters": {"type": "object"}}
+TOOLS = [
+    {"type": "namespace", "name": "agents", "tools": [SPAWN]},
+    {"type": "custom", "name": "patch", "format": {"type": "text"}},
+    {"type": "web_search"},
+]
+CALLS = "".join(
+    f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+    for name, arguments in (
+        ("agents__spawn", {"task": "x"}),
+        ("patch", {"input": "*** Begin\n+ä"}),
+        ("patch", {"text": 3}),
+        ("elsewhere", {}),
+    )
+)
+
+
+def ask(http: httpx.Client, stream: bool, **body: Any) -> dict[str, Any]:
+    """The whole response, however it came."""
+    answer = http.post("/v1/responses", json={"model": "m", "stream": stream, "tools": TOOLS, **body})
+    assert answer.status_code == 200, answer.text
+    return sse_events(answer.text)[-1]["response"] if stream else answer.json()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_come_back_in_the_form_of_their_tools(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, stream: bool
+) -> None:
+    """And what is sent back is found in the record: namespaces, free texts and all."""
+    engine.script = lambda request, prompt: "Done." if "tool_response" in prompt else CALLS
+    items: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    output = ask(http, stream, input=items)["output"]
+    said = [(i["type"], i.get("namespace"), i["name"], i.get("input", i.get("arguments"))) for i in output]
+    assert said == [
+        ("function_call", "agents", "spawn", '{"task": "x"}'),
+        ("custom_tool_call", None, "patch", "*** Begin\n+ä"),
+        ("custom_tool_call", None, "patch", '{"text": 3}'),
+        ("function_call", None, "elsewhere", "{}"),
+    ]
+    results = [{"type": f"{i['type']}_output", "call_id": i["call_id"], "output": "ok"} for i in output]
+    assert ask(http, stream, input=items + output + results)["status"] == "completed"
+    assert len(gateway.leaves()) == 1
+
+
+def test_custom_calls_are_streamed_with_events_of_their_own(
+    http: httpx.Client, engine: ScriptedEngine
+) -> None:
+    engine.script = lambda request, prompt: CALLS
+    asked = {"model": "m", "input": "go", "stream": True, "tools": TOOLS}
+    events = sse_events(http.post("/v1/responses", json=asked).text)
+    filled = [
+        (e["type"], e["delta"]) for e in events if "custom" in e["type"] and e["type"].endswith("delta")
+    ]
+    assert filled[0] == ("response.custom_tool_call_input.delta", "*** Begin\n+ä")
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done == events[-1]["response"]["output"]
+
+
+def test_the_request_is_repeated_but_for_its_bulk(http: httpx.Client) -> None:
+    told = {"metadata": {"a": "b"}, "parallel_tool_calls": False, "tool_choice": "required", "reasoning": {}}
+    response = ask(http, False, input="go", instructions="be good", store=True, **told)
+    assert {name: response[name] for name in told} == told
+    assert (response["instructions"], response["tools"], response["store"]) == (None, [], False)
+
+
+def test_a_stored_response_is_refused_in_one_sentence(http: httpx.Client) -> None:
+    refused = http.post("/v1/responses", json={"model": "m", "input": "x", "previous_response_id": "resp_1"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("previous_response_id is not served")
