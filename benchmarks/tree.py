@@ -1,0 +1,263 @@
+"""Training on trees against training on their separate paths: time, work and memory, side by side.
+
+Both sides do the same gradient through the same Megatron model and the same loss, forward and backward, at
+one token budget a micro-step. Tree: the product. Flat: every path from its root on, packed by the same rule,
+with ``scaled_dot_product_attention(is_causal=True)`` on each path, unpadded. The two alternate in one
+process, and a side's time is the least of the repeats, because what else a machine does only adds.
+
+The work ratio is the exact floating point operations of flat over those of the tree, matrix products only,
+with linear layers, output layer and attention counted apart: a linear layer three products (forward, and two
+gradients), attention two forward and five backward (the fused kernels compute the scores again) for each pair
+of a query and a key that it sees.
+
+Peak memory is what the resident size of a fresh process grows by over the fullest micro-step.
+"""
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path as FilePath
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen3Config
+
+with warnings.catch_warnings():
+    # Megatron warns of optional packages that a CPU has no use for.
+    warnings.simplefilter("ignore")
+    from benchmarks.tree_flat import SegmentAttention
+    from gpu_workers.trainer.data import Path
+    from gpu_workers.trainer.ranks import Ranks
+    from gpu_workers.trainer.replica import Replica
+
+from benchmarks.tree_paths import Growth, grow, sample
+from gyre.contracts.lifecycle import MicroStepKind
+from gyre.settings.runfile import LossSection, OptimizerSection
+from gyre.trajectory.layout import Layout, lay_out
+from gyre.trajectory.packing import Item, pack
+
+THREADS, REPEATS, BUDGET = 2, 3, 16_384
+SEED = 1
+SECTION = LossSection(form="truncated")
+"""Without a clip, so that neither side leaves out a backward pass."""
+MODEL = Qwen3Config(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=768,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=16_384,
+    tie_word_embeddings=True,
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+)
+SHAPE = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "vocab_size",
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``num_executions`` trees of one kind, which fit the budget together."""
+
+    path_tokens: int
+    num_executions: int
+    growth: Growth
+
+
+# From a compaction and a sub-agent that leave early, to many retries of late turns.
+CASES = (
+    Case(2048, 4, Growth(3, (0.25, 0.75), (0.6, 1.0))),
+    Case(2048, 4, Growth(9, (0.85, 1.0), (0.9, 1.0))),
+    Case(2048, 3, Growth(22, (0.96, 1.0), (0.94, 1.0))),
+    Case(8192, 1, Growth(3, (0.4, 0.8), (0.6, 1.0))),
+    Case(8192, 1, Growth(9, (0.85, 1.0), (0.85, 1.0))),
+    Case(8192, 1, Growth(18, (0.95, 1.0), (0.92, 1.0))),
+)
+QUICK_CASES = (Case(512, 1, Growth(3, (0.6, 0.9))),)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating point operations of forward and backward."""
+
+    linear: float
+    output: float
+    attention: float
+
+    @property
+    def total(self) -> float:
+        return self.linear + self.output + self.attention
+
+
+def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
+    """All cases. ``quick`` is one small tree, once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    Ranks(0, 1, "", 1, CPU)
+    load = psutil.getloadavg()[0]
+    tree, flat = new_replica(flat=False), new_replica(flat=True)
+    rows = list[dict[str, Any]]()
+    for case in QUICK_CASES if quick else CASES:
+        rows.append(_row(case, tree, flat, 1 if quick else REPEATS))
+        say("{path_tokens} tokens a path: work ratio {work_ratio}, gain {gain}".format(**rows[-1]))
+    torch.distributed.destroy_process_group()
+    torch.set_num_threads(threads)
+    return {
+        "rows": rows,
+        "model": {name: getattr(MODEL, name) for name in SHAPE} | {"dtype": "float32"},
+        "threads": THREADS,
+        "repeats": 1 if quick else REPEATS,
+        "seconds_are": "the least of the repeats",
+        "peak_bytes_are": "growth of the resident size of a fresh process over the fullest micro-step",
+        "load_before": round(load, 2),
+    }
+
+
+def show(console: Console, document: dict[str, Any]) -> None:
+    """The same for people."""
+    table = Table(
+        "tokens a path", "work ratio", "flat s", "tree s", "gain", "of the ratio", "flat MB", "tree MB"
+    )
+    for row in document["rows"]:
+        table.add_row(
+            str(row["path_tokens"]),
+            *(f"{row[key]:.2f}" for key in ("work_ratio", "flat_s", "tree_s", "gain", "fraction_of_ratio")),
+            *(f"{row[key] / 1e6:.0f}" for key in ("flat_peak_bytes", "tree_peak_bytes")),
+        )
+    console.print(table)
+
+
+def new_replica(*, flat: bool) -> Replica:
+    """Random weights, the same on both sides."""
+    made = Replica(MODEL, "float32", OptimizerSection(), CPU)
+    rng = torch.Generator().manual_seed(SEED)
+    for name, parameter in sorted(made._policy.gpt.named_parameters()):
+        parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.02, generator=rng)
+    if flat:
+        for layer in made._policy.gpt.decoder.layers:
+            layer.self_attention.core_attention = SegmentAttention(made._policy.gpt.config)
+    return made
+
+
+def _row(case: Case, tree: Replica, flat: Replica, repeats: int) -> dict[str, Any]:
+    paths = paths_of(case)
+    sides = {"flat": (flat, micro_steps(separate(paths))), "tree": (tree, micro_steps(paths))}
+    times: dict[str, list[float]] = {"flat": [], "tree": []}
+    for _ in range(repeats):
+        for name, (replica, steps) in sides.items():
+            times[name].append(_seconds(replica, steps))
+    layouts = {n: [lay_out([p.segments for p in step]) for step in steps] for n, (_, steps) in sides.items()}
+    num_targets = sum(len(path.targets) for path in paths)
+    work = {name: work_of(found, num_targets) for name, found in layouts.items()}
+    gain = min(times["flat"]) / min(times["tree"])
+    ratio = work["flat"].total / work["tree"].total
+    row: dict[str, Any] = {
+        "work_ratio": round(ratio, 3),
+        "path_tokens": case.path_tokens,
+        "gain": round(gain, 3),
+        "fraction_of_ratio": round(gain / ratio, 3),
+        "token_budget": BUDGET,
+        "num_executions": case.num_executions,
+        "num_paths": len(paths),
+        "num_targets": num_targets,
+    }
+    for name in sides:
+        row |= {
+            f"{name}_s": round(min(times[name]), 4),
+            f"{name}_seconds": [round(each, 4) for each in times[name]],
+            f"{name}_peak_bytes": peak_bytes(case, flat=name == "flat"),
+            f"{name}_tokens": sum(layout.num_tokens for layout in layouts[name]),
+            f"{name}_micro_steps": len(layouts[name]),
+            f"{name}_flops": asdict(work[name]),
+        }
+    return row
+
+
+def paths_of(case: Case) -> list[Path]:
+    """The same at every call."""
+    rng = np.random.default_rng(SEED)
+    return [
+        path
+        for number in range(case.num_executions)
+        for path in sample(rng, grow(rng, case.path_tokens, case.growth), f"e{number}", MODEL.vocab_size)
+    ]
+
+
+def separate(paths: Sequence[Path]) -> list[Path]:
+    """Nothing shared, and each path an execution of its own, so that it is packed wherever it fits."""
+    return [
+        replace(path, execution_id=f"{i:04}", segments=[(f"{i}", len(path.tokens) - 1)])
+        for i, path in enumerate(paths)
+    ]
+
+
+def micro_steps(paths: Sequence[Path]) -> list[list[Path]]:
+    """As the product packs them, without the scoring that a cut execution would need."""
+    items = [Item(f"{i:04}", path.execution_id, path.segments) for i, path in enumerate(paths)]
+    steps = [step for step in pack(items, budget=BUDGET) if step.kind is MicroStepKind.GRAD]
+    return [[paths[int(name)] for name in step.trajectory_ids] for step in steps]
+
+
+def work_of(layouts: Sequence[Layout], num_targets: int) -> Work:
+    """Two operations a multiplication and addition; see the module's text for the number of products."""
+    heads = MODEL.num_attention_heads * MODEL.head_dim
+    groups = MODEL.num_key_value_heads * MODEL.head_dim
+    weights = MODEL.hidden_size * (2 * heads + 2 * groups + 3 * MODEL.intermediate_size)
+    tokens = sum(layout.num_tokens for layout in layouts)
+    pairs = sum(
+        sum((stop - start) * (stop - start + 1) // 2 for start, stop in layout.chains)
+        + sum((b.stop - b.start) * (b.last - b.first) for b in layout.blocks)
+        for layout in layouts
+    )
+    layers = MODEL.num_hidden_layers
+    return Work(
+        linear=2 * 3 * layers * weights * tokens,
+        output=2 * 3 * MODEL.hidden_size * MODEL.vocab_size * num_targets,
+        attention=2 * 7 * layers * heads * pairs,
+    )
+
+
+def _seconds(replica: Replica, steps: Sequence[Sequence[Path]]) -> float:
+    replica.begin()
+    started = perf_counter()
+    for step in steps:
+        replica.accumulate(step, {}, SECTION, 1.0)
+    return perf_counter() - started
+
+
+def peak_bytes(case: Case, *, flat: bool) -> int:
+    """Of one side's fullest micro-step, measured in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure_peak, args=(sender, case, flat))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    finally:
+        process.join()
+
+
+def _measure_peak(sender: Connection, case: Case, flat: bool) -> None:
+    torch.set_num_threads(THREADS)
+    Ranks(0, 1, "", 1, CPU)
+    replica, paths = new_replica(flat=flat), paths_of(case)
+    steps = micro_steps(separate(paths) if flat else paths)
+    _seconds(replica, [separate(paths_of(QUICK_CASES[0]))])  # what is allocated once and for all
+    fullest = max(steps, key=lambda step: lay_out([path.segments for path in step]).num_tokens)
+    before = psutil.Process().memory_info().rss
+    FilePath("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    _seconds(replica, [fullest])
+    _, _, peak = FilePath("/proc/self/status").read_text().partition("VmHWM:")
+    sender.send(int(peak.split()[0]) * 1024 - before)
