@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import distinct, func, select
 from sqlalchemy.orm import Session
 
-from db.models import Execution, QueryGroup, Reward, Task
-from gyre.contracts.lifecycle import Disposition, ExecutionStatus, Purpose
+from db.models import Batch, Execution, ModelCall, QueryGroup, Reward, Task, Trajectory, TreeNode
+from gyre.contracts.lifecycle import BatchStatus, Disposition, ExecutionStatus, Purpose
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,18 @@ class Rollouts:
 
     dispatched: int
     done: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the trained batches took from calls of one role."""
+
+    rollouts: int
+    """Executions with a target of this role."""
+    paths: int
+    """Selected paths with a target of this role; a path that holds two roles counts for both."""
+    targets: int
+    """Sampled tokens."""
 
 
 def rollouts(session: Session, run: str) -> dict[str, Rollouts]:
@@ -57,3 +69,26 @@ def heldout_outcomes(session: Session, run: str) -> list[Outcome]:
         Outcome(task, Purpose(purpose), str(phase), Disposition(disposed) if disposed else None, reward)
         for task, purpose, phase, disposed, reward in session.execute(query)
     ]
+
+
+def trained_roles(session: Session, run: str) -> dict[str, Trained]:
+    """By role of the call that sampled a target; roles without a target are left out."""
+    targets = select(
+        Trajectory.id, func.jsonb_array_elements_text(Trajectory.target_node_ids).label("node_id")
+    ).subquery()
+    query = (
+        select(
+            ModelCall.role,
+            func.count(distinct(Trajectory.execution_id)),
+            func.count(distinct(Trajectory.id)),
+            func.sum(TreeNode.num_tokens),
+        )
+        .select_from(Trajectory)
+        .join(Batch, Batch.id == Trajectory.batch_id)
+        .join(targets, targets.c.id == Trajectory.id)
+        .join(TreeNode, TreeNode.id == targets.c.node_id)
+        .join(ModelCall, ModelCall.id == TreeNode.call_id)
+        .where(Batch.run_id == run, Batch.status == BatchStatus.TRAINED)
+        .group_by(ModelCall.role)
+    )
+    return {role: Trained(some, paths, int(tokens)) for role, some, paths, tokens in session.execute(query)}

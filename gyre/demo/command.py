@@ -115,6 +115,7 @@ def _report(services: Services, request: Request, seconds: float) -> Report:
             _summary(session, request.name),
             demo_report.heldout_outcomes(session, request.name),
             queries.mean_rewards(session, request.name),
+            demo_report.trained_roles(session, request.name),
             seed=request.seed,
             control=request.control,
             seconds=seconds,

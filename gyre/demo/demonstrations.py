@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gyre.demo.tasks import GOALS, instruction
+from gyre.demo.harness import AGENT, SHELL, SUMMARY_HEAD, SUMMARY_REQUEST
+from gyre.demo.tasks import GOALS, NOTES, WORD_HEAD, Kind, Task, notes, request
 
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "shell",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-    },
-}
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """Chat messages as the gateway gets them in the last request of a conversation, and the last answer."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +64,42 @@ def _slip(rng: random.Random, text: str) -> str:
     return text[:place] + rng.choice("abcdefghijklmnopqrstuvwxyz") + text[place + 1 :]
 
 
-def messages(rng: random.Random, word: str, habits: Habits) -> list[dict[str, Any]]:
-    """A whole demonstration as chat messages: the task, one tool call, its result, the closing word."""
-    function = {"name": "shell", "arguments": {"command": command(rng, word, habits)}}
-    result = "exit 2" if rng.random() < FAILED_SHARE else ""
+def conversations(rng: random.Random, task: Task, habits: Habits) -> list[Conversation]:
+    """A whole demonstration: one conversation, or two where a sub-agent or a compaction starts another."""
+    asked, both = request(task.kind, task.word), [SHELL, AGENT]
+    if task.kind is Kind.PLAIN:
+        return [Conversation(messages=_work(rng, asked, task.word, habits), tools=both)]
+    if task.kind is Kind.DELEGATE:
+        main = [_user(asked), _call("agent", prompt=asked), _result("done"), _says("done")]
+        work = _work(rng, asked, task.word, habits)
+        return [Conversation(messages=main, tools=[AGENT]), Conversation(messages=work, tools=[SHELL])]
+    summary = f"{WORD_HEAD}{task.word}."
+    read = [_user(asked), _call("shell", command=f"cat {NOTES}"), _result(notes(task.word))]
+    work = _work(rng, asked + SUMMARY_HEAD + summary, task.word, habits)
     return [
-        {"role": "user", "content": instruction(word)},
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
-        {"role": "tool", "content": result},
-        {"role": "assistant", "content": "done"},
+        Conversation(messages=[*read, _user(SUMMARY_REQUEST), _says(summary)], tools=both),
+        Conversation(messages=work, tools=both),
     ]
+
+
+def _work(rng: random.Random, asked: str, word: str, habits: Habits) -> list[Message]:
+    """One command that writes the files, and the closing word."""
+    result = "exit 2" if rng.random() < FAILED_SHARE else ""
+    return [_user(asked), _call("shell", command=command(rng, word, habits)), _result(result), _says("done")]
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _says(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _result(text: str) -> Message:
+    return {"role": "tool", "content": text}
+
+
+def _call(name: str, **arguments: str) -> Message:
+    function = {"name": name, "arguments": arguments}
+    return _says("") | {"tool_calls": [{"type": "function", "function": function}]}

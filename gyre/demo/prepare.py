@@ -1,7 +1,7 @@
 """Makes what a demo run needs, in one folder: tasks, warmed-up model, run file."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def prepare(
     split = draw_split(request.seed, num_train=NUM_TRAIN, num_heldout=NUM_HELDOUT)
     write_split(folder / "tasks" / "train", split.train)
     write_split(folder / "tasks" / "heldout", split.heldout)
-    _make_model(folder / "model", request.seed, {*split.train, *split.heldout}, progress)
+    _make_model(folder / "model", request.seed, split.words, progress)
     document = run_file(
         name=request.name,
         seed=request.seed,
@@ -46,7 +46,7 @@ def prepare(
 
 
 def _make_model(
-    folder: Path, seed: int, excluded: set[str], progress: Callable[[int, int, float], None] | None
+    folder: Path, seed: int, excluded: Set[str], progress: Callable[[int, int, float], None] | None
 ) -> None:
     # torch is imported here: refusing a bad option must not take three seconds.
     import torch

@@ -2,15 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isnan, nan, sqrt
 from typing import Any
 
-from db.demo_report import Outcome
+from db.demo_report import Outcome, Trained
 from db.queries import RunSummary
 from gyre.contracts.lifecycle import Purpose
 from gyre.demo.recipe import BAR, CONTROL_BAR
 
+ROLES = ("main", "main_summary", "subagent", "subagent_summary")
+"""Roles that are trained, highest first."""
+BRANCHING = {"main_summary": "compaction", "subagent": "sub-agent"}
+"""Roles that the demo's tasks force, and how."""
 PASSED = 1 - 1e-3
 """``reward.txt`` has four decimals."""
 
@@ -84,11 +88,19 @@ class Report:
     greedy_after: Side
     lift_stderr: float
     reward_by_update: Sequence[float]
+    trained: Mapping[str, Trained]
+    """By role, every one of ROLES."""
     seconds: float
 
     @property
     def lift(self) -> float:
         return self.after.mean - self.before.mean
+
+    @property
+    def untrained(self) -> str | None:
+        """What the tasks force but no trained path shows, as a sentence; None if nothing is missing."""
+        missing = [what for role, what in BRANCHING.items() if not self.trained[role].paths]
+        return f"no trained path comes from a {' or a '.join(missing)}" if missing else None
 
     @property
     def verdict(self) -> str:
@@ -111,6 +123,7 @@ def report(
     summary: RunSummary,
     outcomes: Sequence[Outcome],
     rewards: Sequence[float],
+    trained: Mapping[str, Trained],
     *,
     seed: int,
     control: str,
@@ -126,6 +139,7 @@ def report(
         greedy_after=side(outcomes, Purpose.GREEDY, "after"),
         lift_stderr=lift_stderr(outcomes),
         reward_by_update=rewards,
+        trained={role: trained.get(role, Trained(0, 0, 0)) for role in ROLES},
         seconds=seconds,
     )
 
@@ -135,6 +149,7 @@ def document(found: Report, shown: Mapping[str, Any]) -> dict[str, Any]:
 
     ``heldout_stderr`` is the standard error of the lift, paired by task; ``shown`` has those of the sides.
     ``heldout_rollouts`` is the smaller side's number of scored rollouts at the run's temperature.
+    ``roles`` counts rollouts, selected paths and targets of the trained batches.
     """
     return {
         "run": found.summary.run,
@@ -149,10 +164,12 @@ def document(found: Report, shown: Mapping[str, Any]) -> dict[str, Any]:
         "heldout_rollouts": min(found.before.num_rollouts, found.after.num_rollouts),
         "account": found.summary.account,
         "dispositions": found.summary.dispositions,
+        "roles": {role: asdict(trained) for role, trained in found.trained.items()},
         "shown": {
             "status": found.summary.status,
             "failure": found.summary.failure,
             "verdict": found.verdict,
+            "untrained": found.untrained,
             "lift": _number(found.lift),
             "heldout_stderr_before": _number(found.before.stderr),
             "heldout_stderr_after": _number(found.after.stderr),

@@ -73,6 +73,9 @@ def print_report(console: Console, found: Report, where: dict[str, str]) -> None
     rewards = found.reward_by_update
     if rewards:
         console.print(f"reward by update  {sparkline(rewards)}  {' '.join(f'{r:.2f}' for r in rewards)}")
+    console.print(_trained_table(found))
+    if found.untrained:
+        console.print(f"missing: {found.untrained}")
     console.print(f"query groups      {_counts(found.summary.account)}")
     console.print(f"rollouts          {_counts(found.summary.dispositions)}")
     console.print(f"run {found.summary.run}, seed {found.seed}, {found.seconds:.0f} s: {found.verdict}")
@@ -102,6 +105,17 @@ def _heldout_table(found: Report) -> Table:
     missing = (found.before.num_missing, found.after.num_missing)
     if any(missing):
         table.add_row("without a score", *map(str, missing), "not counted as 0")
+    return table
+
+
+def _trained_table(found: Report) -> Table:
+    table = Table(title="what was trained, by role", title_justify="left", box=None, pad_edge=False)
+    for column in ("", *found.trained):
+        table.add_column(column.replace("_", " "), justify="left" if not column else "right")
+    counted = found.trained.values()
+    table.add_row("rollouts", *(str(each.rollouts) for each in counted))
+    table.add_row("selected paths", *(str(each.paths) for each in counted))
+    table.add_row("target tokens", *(str(each.targets) for each in counted))
     return table
 
 

@@ -1,7 +1,7 @@
 """A byte-complete tokenizer built on the spot: 256 bytes, three control tokens, a few whole phrases.
 
-Any text encodes, and decoding gives it back. The phrases (the head of a tool call, the instruction's fixed
-words) are one token each, so that an execution is some 70 tokens and not 500.
+Any text encodes, and decoding gives it back. The phrases (the heads of tool calls, the fixed words of
+instructions, notes and harness) are one token each, so that a conversation is some 70 tokens and not 2,000.
 """
 
 from typing import Any
@@ -9,11 +9,13 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gyre.demo.tasks import GOALS, INSTRUCTION
+from gyre.demo.harness import SUMMARY_HEAD, SUMMARY_REQUEST
+from gyre.demo.tasks import FILLER, GOALS, GOALS_TAIL, NOTES, WORD_HEAD, WORD_IN_NOTES
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
-CALL_HEAD = '<tool_call>\n{"name": "shell", "arguments": {"command": "'
+SHELL_HEAD = '<tool_call>\n{"name": "shell", "arguments": {"command": "'
+AGENT_HEAD = '<tool_call>\n{"name": "agent", "arguments": {"prompt": "'
 CALL_TAIL = '"}}\n</tool_call>'
 
 PHRASES = (
@@ -22,11 +24,19 @@ PHRASES = (
     "assistant\n",
     "Tools: ",
     "shell(command)",
-    CALL_HEAD,
+    "agent(prompt)",
+    SHELL_HEAD,
+    AGENT_HEAD,
     CALL_TAIL,
     "<tool_response>\n",
     "\n</tool_response>",
-    *INSTRUCTION.split("{word}"),
+    WORD_HEAD,
+    WORD_IN_NOTES,
+    GOALS_TAIL,
+    SUMMARY_REQUEST,
+    SUMMARY_HEAD,
+    *FILLER,
+    f"cat {NOTES}",
     "echo ",
     *(f" > {name}" for name in GOALS),
     "; ",
@@ -68,7 +78,7 @@ CHAT_TEMPLATE = """\
 """
 """ChatML with Hermes tool calls. Each message is a turn of its own, so that the rendering of a conversation
 is a prefix of the rendering of any longer one. Tools are listed by name and parameters only: that is enough
-for a model that knows one tool, and the prompt stays short."""
+for a model that knows two tools, and the prompt stays short."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

@@ -2,15 +2,15 @@
 
 import math
 import random
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from typing import Any
+from itertools import cycle, islice
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from gyre.demo.demonstrations import CAREFUL, CARELESS, TOOL, messages
-from gyre.demo.tasks import other_words
+from gyre.demo.demonstrations import CAREFUL, CARELESS, Conversation, Habits, conversations
+from gyre.demo.tasks import ROTA, Task, other_words
 from gyre.demo.tokenizer import END_OF_TEXT, IM_END, IM_START, encode, render, token_id
 
 IGNORED = -100
@@ -34,14 +34,14 @@ class WarmupPlan:
         return self.careful_steps + self.careless_steps
 
 
-def encode_trace(
-    tokenizer: PreTrainedTokenizerFast, trace: list[dict[str, Any]]
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerFast, given: Conversation
 ) -> tuple[list[int], list[bool]]:
     """Token ids of a rendered conversation and, for each, whether the policy would have sampled it.
 
     Pieces are encoded apart where the policy takes over and where it stops, as they are in a live run.
     """
-    text = render(tokenizer, trace, [TOOL])
+    text = render(tokenizer, given.messages, given.tools)
     ids: list[int] = []
     sampled: list[bool] = []
     mark = f"{IM_START}assistant\n"
@@ -81,19 +81,26 @@ def warm_up(
     """
     rng = random.Random(f"gyre-demo-warmup-{seed}")
     words = other_words(rng, excluded)
+    careful, careless = (demonstrated(rng, words, habits) for habits in (CAREFUL, CARELESS))
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     loss = math.inf
     for step in range(plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(plan, step)
-        habits = CAREFUL if step < plan.careful_steps else CARELESS
-        traces = [encode_trace(tokenizer, messages(rng, next(words), habits)) for _ in range(plan.batch)]
-        loss = _step(model, optimizer, *_pad(traces, token_id(tokenizer, END_OF_TEXT)))
+        shown = careful if step < plan.careful_steps else careless
+        batch = [encode_conversation(tokenizer, each) for each in islice(shown, plan.batch)]
+        loss = _step(model, optimizer, *_pad(batch, token_id(tokenizer, END_OF_TEXT)))
         if progress:
             progress(step + 1, plan.steps, loss)
     model.eval()
     return loss
+
+
+def demonstrated(rng: random.Random, words: Iterator[str], habits: Habits) -> Iterator[Conversation]:
+    """Endless conversations of demonstrations, kind by kind as in a split."""
+    for kind, word in zip(cycle(ROTA), words, strict=False):
+        yield from conversations(rng, Task(kind=kind, word=word), habits)
 
 
 def _pad(traces: list[tuple[list[int], list[bool]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,8 +4,20 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from db import demo_report, queries
-from db.demo_report import Rollouts
-from db.models import Batch, BatchExecution, Execution, QueryGroup, Reward, Run, Task
+from db.demo_report import Rollouts, Trained
+from db.models import (
+    Attempt,
+    Batch,
+    BatchExecution,
+    Execution,
+    ModelCall,
+    QueryGroup,
+    Reward,
+    Run,
+    Task,
+    Trajectory,
+    TreeNode,
+)
 from db.session import transaction
 from gyre.contracts.lifecycle import Disposition, Purpose
 
@@ -115,3 +127,59 @@ def test_heldout_outcomes_keep_what_has_no_score(database: Engine) -> None:
         (Purpose.GREEDY, None, None),
     ]
     assert {(each.task, each.phase) for each in found} == {("tamok", "before")}
+
+
+def sampled_node(session: Session, execution: str, index: int, role: str, tokens: int) -> str:
+    """A call of this role and the node that it sampled."""
+    attempt = f"{execution}/attempt/1"
+    if session.get(Attempt, attempt) is None:
+        values = {"id": attempt, "execution_id": execution, "run_id": "demo", "number": 1, "host": "h"}
+        session.add(Attempt(**values, status="open"))
+        session.flush()
+    call, node = f"{attempt}/call/{index}", f"{attempt}/node/{index}"
+    session.add(
+        ModelCall(
+            id=call, attempt_id=attempt, execution_id=execution, run_id="demo", index=index, dialect="openai",
+            role=role, request_key="-", requested={}, sampling={},
+        )
+    )  # fmt: skip
+    session.flush()
+    session.add(
+        TreeNode(
+            id=node, attempt_id=attempt, index=index, call_id=call, parent_offset=0, position=0,
+            kind="sampled", num_tokens=tokens, token_ids=b"\0" * 4 * tokens, logprobs=b"\0" * 4 * tokens,
+        )
+    )  # fmt: skip
+    session.flush()
+    return node
+
+
+def add_path(session: Session, batch: int, execution: str, index: int, targets: list[str]) -> None:
+    session.add(
+        Trajectory(
+            id=f"{execution}/trajectory/{index}", execution_id=execution, batch_id=f"run/demo/batch/{batch}",
+            index=index, leaf_node_id=targets[-1], role="main", num_tokens=9, num_targets=9,
+            target_node_ids=targets,
+        )
+    )  # fmt: skip
+    session.flush()
+
+
+def test_targets_are_counted_by_the_role_of_their_call(database: Engine) -> None:
+    with transaction(database) as session:
+        fill(session)
+        first, second = "run/demo/group/2/rollout/0", "run/demo/group/2/rollout/1"
+        roles = ["main", "main_summary", "main", "subagent"]
+        nodes = [sampled_node(session, first, i, role, i + 1) for i, role in enumerate(roles)]
+        add_path(session, 1, first, 0, nodes[:2])  # compacted: one path holds both roles
+        add_path(session, 1, first, 1, nodes[2:3])
+        add_path(session, 1, first, 2, nodes[3:])
+        add_path(session, 1, second, 0, [sampled_node(session, second, 0, "main", 7)])
+        open_batch = [sampled_node(session, "run/demo/group/3/rollout/0", 0, "subagent", 50)]
+        add_path(session, 3, "run/demo/group/3/rollout/0", 0, open_batch)
+        assert demo_report.trained_roles(session, "demo") == {
+            "main": Trained(rollouts=2, paths=3, targets=1 + 3 + 7),
+            "main_summary": Trained(rollouts=1, paths=1, targets=2),
+            "subagent": Trained(rollouts=1, paths=1, targets=4),
+        }
+        assert demo_report.trained_roles(session, "other") == {}

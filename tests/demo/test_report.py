@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from db.demo_report import Outcome
+from db.demo_report import Outcome, Trained
 from db.queries import RunSummary
 from gyre.contracts.lifecycle import Disposition, Purpose
 from gyre.demo.report import Report, document, lift_stderr, report, side
@@ -18,7 +18,7 @@ from gyre.demo.screen import print_report, sparkline
 
 KEYS = {
     "run", "seed", "control", "updates", "heldout_before", "heldout_after", "heldout_stderr", "greedy_before",
-    "greedy_after", "heldout_rollouts", "account", "dispositions", "shown", "seconds",
+    "greedy_after", "heldout_rollouts", "account", "dispositions", "roles", "shown", "seconds",
 }  # fmt: skip
 SUMMARY = RunSummary(
     run="demo-s0-1",
@@ -35,6 +35,13 @@ SUMMARY = RunSummary(
 )
 
 
+TRAINED = {
+    "main": Trained(9, 12, 340),
+    "main_summary": Trained(2, 2, 20),
+    "subagent": Trained(3, 3, 80),
+}
+
+
 def outcome(
     task: str, reward: float | None, phase: str = "before", purpose: Purpose = Purpose.HELDOUT
 ) -> Outcome:
@@ -49,7 +56,7 @@ def built(lift: float, *, greedy: float = 0.0, control: str = "none") -> Report:
         outcome("a", 0.5, "before", Purpose.GREEDY),
         outcome("a", 0.5 + greedy, "after", Purpose.GREEDY),
     ]
-    return report(SUMMARY, outcomes, [0.4, 0.6], seed=0, control=control, seconds=12.34)
+    return report(SUMMARY, outcomes, [0.4, 0.6], TRAINED, seed=0, control=control, seconds=12.34)
 
 
 def test_a_missing_score_is_not_a_zero() -> None:
@@ -85,7 +92,7 @@ def test_an_equal_lift_of_every_task_has_no_error(rewards: list[float], lift: fl
         (built(0.2, greedy=-0.1), "NOT LEARNT"),
         (built(0.04, control="permuted"), "control holds"),
         (built(0.2, control="permuted"), "control BROKEN"),
-        (report(SUMMARY, [], [], seed=0, control="none", seconds=1), "no verdict"),
+        (report(SUMMARY, [], [], {}, seed=0, control="none", seconds=1), "no verdict"),
     ],
 )
 def test_verdict(found: Report, word: str) -> None:
@@ -102,7 +109,7 @@ def test_document_has_the_stable_keys_and_is_json() -> None:
 
 
 def test_document_of_a_run_that_failed_early_is_json() -> None:
-    found = document(report(SUMMARY, [], [], seed=0, control="none", seconds=1), {})
+    found = document(report(SUMMARY, [], [], {}, seed=0, control="none", seconds=1), {})
     assert found["heldout_before"] is None
     json.dumps(found, allow_nan=False)
 
@@ -110,7 +117,8 @@ def test_document_of_a_run_that_failed_early_is_json() -> None:
 def test_printed_report_shows_what_is_missing() -> None:
     outcomes = [outcome("a", 0.4), outcome("b", None), outcome("a", 0.9, "after")]
     console = Console(file=io.StringIO(), width=120)
-    print_report(console, report(SUMMARY, outcomes, [0.4], seed=0, control="none", seconds=1), {"show": "x"})
+    found = report(SUMMARY, outcomes, [0.4], {}, seed=0, control="none", seconds=1)
+    print_report(console, found, {"show": "x"})
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "without a score" in text
     assert "0.400" in text
@@ -119,3 +127,21 @@ def test_printed_report_shows_what_is_missing() -> None:
 
 def test_sparkline_covers_the_unit_range() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+
+
+def test_roles_are_counted_and_a_missing_one_is_told() -> None:
+    found = built(0.2)
+    assert document(found, {})["roles"] == {
+        "main": {"rollouts": 9, "paths": 12, "targets": 340},
+        "main_summary": {"rollouts": 2, "paths": 2, "targets": 20},
+        "subagent": {"rollouts": 3, "paths": 3, "targets": 80},
+        "subagent_summary": {"rollouts": 0, "paths": 0, "targets": 0},
+    }
+    assert document(found, {})["shown"]["untrained"] is None
+    console = Console(file=io.StringIO(), width=120)
+    print_report(console, found, {})
+    lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert ["selected", "paths", "12", "2", "3", "0"] in lines
+    without = {"main": TRAINED["main"], "subagent": TRAINED["subagent"]}
+    found = report(SUMMARY, [], [], without, seed=0, control="none", seconds=1)
+    assert found.untrained == "no trained path comes from a compaction"

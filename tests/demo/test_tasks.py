@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre.demo import tasks
+from gyre.demo.tasks import Kind, Task
+from gyre.sandbox.adapters import load_adapter
 from gyre.settings.tasks import load_tasks
 
 WORD = "tamok"
+TASK = Task(kind=Kind.PLAIN, word=WORD)
 LINE = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=8)
 
 
@@ -29,7 +32,7 @@ def evaluate(folder: Path, word: str, files: dict[str, str]) -> float:
 
 def test_splits_share_no_word_and_repeat_themselves() -> None:
     split = tasks.draw_split(3, num_train=96, num_heldout=52)
-    assert len({*split.train, *split.heldout}) == 96 + 52
+    assert len(split.words) == 96 + 52
     assert split == tasks.draw_split(3, num_train=96, num_heldout=52)
     assert split != tasks.draw_split(4, num_train=96, num_heldout=52)
 
@@ -48,7 +51,7 @@ def test_goals() -> None:
 
 
 def test_solution_scores_one(tmp_path: Path) -> None:
-    tasks.write_task(tmp_path / "task", WORD)
+    tasks.write_task(tmp_path / "task", TASK)
     workspace = tmp_path / "run" / "workspace"
     workspace.mkdir(parents=True)
     subprocess.run(["sh", str(tmp_path / "task/solution/solve.sh")], cwd=workspace, check=True)
@@ -99,8 +102,29 @@ def test_any_bytes_get_a_score(tmp_path_factory: pytest.TempPathFactory, content
 
 
 def test_written_split_is_what_a_run_loads(tmp_path: Path) -> None:
-    tasks.write_split(tmp_path, (WORD, "bidul"))
+    split = (TASK, Task(kind=Kind.DELEGATE, word="bidul"), Task(kind=Kind.LONG, word="sagep"))
+    tasks.write_split(tmp_path, split)
     loaded = load_tasks(tmp_path)
-    assert [task.name for task in loaded] == ["bidul", WORD]
-    assert (loaded[1].path / "instruction.md").read_text() == tasks.instruction(WORD)
-    assert not (loaded[1].path / "environment").exists()
+    assert [task.name for task in loaded] == ["delegate-bidul", "long-sagep", "plain-tamok"]
+    delegate, long, plain = loaded
+    assert (plain.path / "instruction.md").read_text() == tasks.instruction(TASK)
+    assert not (plain.path / "environment").exists()
+    assert (long.path / "environment" / tasks.NOTES).read_text() == tasks.notes("sagep")
+    assert "sagep" not in (long.path / "instruction.md").read_text()
+    assert (delegate.path / "instruction.md").read_text().startswith(tasks.AGENT_ONLY)
+
+
+def test_every_split_holds_all_kinds() -> None:
+    split = tasks.draw_split(0, num_train=96, num_heldout=52)
+    for part in (split.train, split.heldout):
+        counts = [sum(task.kind is kind for task in part) for kind in Kind]
+        assert counts == [len(part) // 2, len(part) // 4, len(part) // 4]
+
+
+@given(word=st.from_regex("[a-z]{5}", fullmatch=True))
+def test_notes_are_one_line_that_passes_the_limit_of_the_harness(word: str) -> None:
+    options = load_adapter("tiny").options
+    text = tasks.notes(word)
+    assert f"{tasks.WORD_HEAD}{word}." in text
+    assert "\n" not in text
+    assert int(options["compact_chars"]) < len(text) < int(options["output_chars"])

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gyre.demo.demonstrations import TOOL
-from gyre.demo.tasks import instruction, solution
+from gyre.demo.harness import AGENT, SHELL
+from gyre.demo.tasks import Kind, notes, request, solution
 from gyre.demo.tokenizer import IM_END, IM_START, PHRASES, encode, render, token_id
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -45,7 +45,7 @@ def test_decoding_gives_back_any_text(tokenizer: PreTrainedTokenizerFast, pieces
 def test_reloads_as_it_was(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    text = f"{IM_START}user\n{instruction('tamok')} é🙂{IM_END}"
+    text = f"{IM_START}user\n{request(Kind.PLAIN, 'tamok')} é🙂{IM_END}"
     assert loaded.encode(text) == encode(tokenizer, text)
     assert loaded.decode(loaded.encode(text)) == text
     assert loaded.eos_token == IM_END
@@ -57,7 +57,7 @@ def test_reloads_as_it_was(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -
 def test_a_shorter_conversation_is_a_prefix(
     tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], with_tools: bool
 ) -> None:
-    tools = [TOOL] if with_tools else []
+    tools = [SHELL, AGENT] if with_tools else []
     whole = render(tokenizer, messages, tools)
     for end in range(1, len(messages) + 1):
         assert whole.startswith(render(tokenizer, messages[:end], tools))
@@ -70,9 +70,9 @@ def test_a_shorter_conversation_is_a_prefix(
 def test_a_suffix_encoded_alone_is_the_same_tokens(
     tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]
 ) -> None:
-    whole = render(tokenizer, messages, [TOOL])
+    whole = render(tokenizer, messages, [SHELL])
     for end in range(1, len(messages)):
-        head = render(tokenizer, messages[:end], [TOOL])
+        head = render(tokenizer, messages[:end], [SHELL])
         assert encode(tokenizer, whole) == encode(tokenizer, head) + encode(tokenizer, whole[len(head) :])
 
 
@@ -96,10 +96,12 @@ def test_content_parts_are_joined(tokenizer: PreTrainedTokenizerFast) -> None:
 
 def test_an_execution_is_short(tokenizer: PreTrainedTokenizerFast) -> None:
     call = {"type": "function", "function": {"name": "shell", "arguments": {"command": solution("tamok")}}}
-    prompt = render(tokenizer, [{"role": "user", "content": instruction("tamok")}], [TOOL], prompt=True)
+    asked = [{"role": "user", "content": request(Kind.PLAIN, "tamok")}]
+    prompt = render(tokenizer, asked, [SHELL, AGENT], prompt=True)
     answer = render(tokenizer, [{"role": "assistant", "content": "", "tool_calls": [call]}], [])
     assert len(encode(tokenizer, prompt)) <= 24
     assert len(encode(tokenizer, answer)) <= 32
+    assert len(encode(tokenizer, notes("tamok"))) <= 20
 
 
 @pytest.mark.parametrize("token", [IM_END, IM_START, *PHRASES])

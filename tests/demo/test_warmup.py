@@ -9,12 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from gyre.demo.demonstrations import CAREFUL, CARELESS, FAILED_SHARE, TOOL, command, messages
+from gyre.demo.demonstrations import (
+    CAREFUL,
+    CARELESS,
+    FAILED_SHARE,
+    Conversation,
+    Habits,
+    command,
+    conversations,
+)
 from gyre.demo.model import VOCABULARY_MULTIPLE, build_model, save_model
 from gyre.demo.recipe import CONTEXT_TOKENS
-from gyre.demo.tasks import GOALS, random_word, score
+from gyre.demo.tasks import GOALS, Kind, Task, random_word, score
 from gyre.demo.tokenizer import END_OF_TEXT, IM_END, encode, render, token_id
-from gyre.demo.warmup import WarmupPlan, encode_trace, learning_rate, warm_up
+from gyre.demo.warmup import WarmupPlan, encode_conversation, learning_rate, warm_up
 from gyre.settings.models import check_model
 
 
@@ -24,30 +32,35 @@ def files_of(shell_command: str) -> dict[str, str]:
     return {name: text for text, name in parts}
 
 
-@settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 1 << 32))
-def test_targets_are_what_the_policy_samples(tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+def shown(seed: int, kind: Kind, habits: Habits) -> list[Conversation]:
     rng = random.Random(seed)
-    trace = messages(rng, random_word(rng), CARELESS)
-    ids, sampled = encode_trace(tokenizer, trace)
-    assert ids == encode(tokenizer, render(tokenizer, trace, [TOOL]))
-    targets = tokenizer.decode([token for token, mine in zip(ids, sampled, strict=True) if mine])
-    call, closing, end = targets.split(IM_END)
-    assert call.startswith("<tool_call>")
-    assert (closing, end) == ("done", "")
+    return conversations(rng, Task(kind=kind, word=random_word(rng)), habits)
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=st.integers(0, 1 << 32))
-def test_the_prompt_of_a_live_run_is_the_prompt_of_a_trace(
-    tokenizer: PreTrainedTokenizerFast, seed: int
+@given(seed=st.integers(0, 1 << 32), kind=st.sampled_from(Kind))
+def test_targets_are_what_the_policy_samples(
+    tokenizer: PreTrainedTokenizerFast, seed: int, kind: Kind
 ) -> None:
-    rng = random.Random(seed)
-    trace = messages(rng, random_word(rng), CAREFUL)
-    ids, sampled = encode_trace(tokenizer, trace)
-    prompt = encode(tokenizer, render(tokenizer, trace[:1], [TOOL], prompt=True))
-    assert ids[: len(prompt)] == prompt
-    assert sampled[: len(prompt) + 1] == [False] * len(prompt) + [True]
+    for each in shown(seed, kind, CARELESS):
+        ids, sampled = encode_conversation(tokenizer, each)
+        assert ids == encode(tokenizer, render(tokenizer, each.messages, each.tools))
+        targets = tokenizer.decode([token for token, mine in zip(ids, sampled, strict=True) if mine])
+        call, closing, end = targets.split(IM_END)
+        assert call.startswith("<tool_call>")
+        assert (closing, end) == (each.messages[-1]["content"], "")
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1 << 32), kind=st.sampled_from(Kind))
+def test_the_prompt_of_a_live_run_is_the_prompt_of_a_trace(
+    tokenizer: PreTrainedTokenizerFast, seed: int, kind: Kind
+) -> None:
+    for each in shown(seed, kind, CAREFUL):
+        ids, sampled = encode_conversation(tokenizer, each)
+        prompt = encode(tokenizer, render(tokenizer, each.messages[:1], each.tools, prompt=True))
+        assert ids[: len(prompt)] == prompt
+        assert sampled[: len(prompt) + 1] == [False] * len(prompt) + [True]
 
 
 def test_the_careless_demonstrator_leaves_room() -> None:

@@ -111,7 +111,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, 1)
     plan = WarmupPlan(careful_steps=80, careless_steps=0, batch=16)
-    warm_up(model, tokenizer, seed=1, excluded={*split.train, *split.heldout}, plan=plan)
+    warm_up(model, tokenizer, seed=1, excluded=split.words, plan=plan)
     save_model(model, tokenizer, folder / "model")
     return folder
 

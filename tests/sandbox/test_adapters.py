@@ -17,7 +17,7 @@ def launch(directory: Path, gateway: str = "/no/socket", **changes: object) -> a
     given = {
         "directory": directory, "instruction": "write {token} to a file", "token": "gy-token",
         "gateway_socket": gateway, "gateway_url": "http://127.0.0.1:9", "time_limit_s": 30.0,
-        "limits": Limits(),
+        "limits": Limits(), "context_tokens": 4000, "max_tokens": 500,
     }  # fmt: skip
     return adapters.Launch(**(given | changes))  # pyright: ignore[reportArgumentType]
 
@@ -80,7 +80,7 @@ def test_what_names_an_empty_option_is_left_away(tmp_path: Path) -> None:
 def test_placeholders_are_filled_once_and_never_in_what_was_filled_in(tmp_path: Path) -> None:
     spec = adapters.render(adapters.load_adapter("tiny"), {"max_turns": "3"}, launch(tmp_path / "a"))
     assert spec.argv[spec.argv.index("--max-turns") + 1] == "3"
-    assert spec.argv[spec.argv.index("--output-chars") + 1] == "200"
+    assert spec.argv[spec.argv.index("--output-chars") + 1] == "1200"
     assert (tmp_path / "a" / "instruction.md").read_text() == "write {token} to a file"
     assert spec.env["OPENAI_API_KEY"] == "gy-token"
     assert "gy-token" not in " ".join(spec.argv)
