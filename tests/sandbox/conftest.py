@@ -96,6 +96,8 @@ class Gateway:
         self.requests: list[dict] = []
         self.keys: list[str] = []
         self.refusals: list[int] = []
+        self.agents: list[str | None] = []
+        """The sub-agent header of each request."""
         self._server: ThreadingUnixStreamServer | None = None
 
     def start(self) -> None:
@@ -131,6 +133,7 @@ class Gateway:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 gateway.keys.append(self.headers["Authorization"])
+                gateway.agents.append(self.headers["x-tiny-agent"])
                 status, document = gateway.answer(body)
                 data = json.dumps(document).encode()
                 self.send_response(status)
@@ -146,7 +149,11 @@ def says(text: str) -> dict:
 
 
 def calls_shell(command: str, number: int = 1) -> dict:
-    function = {"name": "shell", "arguments": json.dumps({"command": command})}
+    return calls("shell", {"command": command}, number)
+
+
+def calls(name: str, arguments: dict, number: int = 1) -> dict:
+    function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{number}", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
