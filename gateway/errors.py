@@ -57,7 +57,16 @@ def status_of(error: BaseException) -> int:
 def sentence_of(error: BaseException) -> str:
     """What the caller may read: our own sentences, nothing of the database or of a bug."""
     if isinstance(error, GyreError):
-        return str(error)
+        return _one_line(str(error))
     if isinstance(error, SQLAlchemyError):
         return "the record cannot be written at the moment"
     return "internal error of the gateway"
+
+
+LONGEST_SENTENCE = 500
+"""Characters; what was asked may be quoted in it, and that can be megabytes."""
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_SENTENCE else f"{line[:LONGEST_SENTENCE]}…"
