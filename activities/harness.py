@@ -141,6 +141,8 @@ class HarnessActivities:
                 gateway_url=self._boot.gateway_url,
                 time_limit_s=limit_s,
                 limits=sandbox_limits(task),
+                context_tokens=task.resolved["model"]["context_tokens"],
+                max_tokens=task.resolved["sampling"]["max_tokens"],
             ),
         )
 

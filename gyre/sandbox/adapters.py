@@ -1,9 +1,9 @@
 """How to run a harness that knows nothing of Gyre: a catalogue of TOML files and their placeholders.
 
 An adapter's ``command``, ``environment``, ``files`` and ``mounts`` are templates over
-``{instruction} {instruction_file} {base_url} {token} {model} {workspace} {home} {python} {binary}
-{repository} {options.NAME} {mounts.NAME}``. A nested list of ``command`` and a variable of ``environment``
-are left away when an option that they name is empty.
+``{instruction} {instruction_file} {base_url} {token} {model} {context_tokens} {max_tokens} {workspace} {home}
+{python} {binary} {repository} {options.NAME} {mounts.NAME}``. A nested list of ``command`` and a variable of
+``environment`` are left away when an option that they name is empty.
 """
 
 import functools
@@ -24,8 +24,8 @@ from gyre.sandbox.attempts import REPOSITORY, HarnessSpec, Limits
 CATALOGUE = Path(__file__).parent / "catalogue"
 PLACEHOLDER = re.compile(r"\{([a-z_]+(?:\.[a-z_0-9]+)?)\}")
 PLAIN_NAMES = {
-    "instruction", "instruction_file", "base_url", "token", "model", "workspace", "home", "python",
-    "binary", "repository",
+    "instruction", "instruction_file", "base_url", "token", "model", "context_tokens", "max_tokens",
+    "workspace", "home", "python", "binary", "repository",
 }  # fmt: skip
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -69,6 +69,10 @@ class Launch:
     gateway_url: str
     time_limit_s: float
     limits: Limits
+    context_tokens: int
+    """Of the policy: a harness that knows it compacts in time."""
+    max_tokens: int
+    """Of one answer."""
     model: str = "policy"
 
 
@@ -113,6 +117,8 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
         "base_url": launch.gateway_url if plain else f"http://127.0.0.1:{isolation.PORT}",
         "token": launch.token,
         "model": launch.model,
+        "context_tokens": str(launch.context_tokens),
+        "max_tokens": str(launch.max_tokens),
         "workspace": str(workspace) if plain else isolation.WORKSPACE,
         "home": str(home) if plain else isolation.HOME,
         "python": isolation.python(),

@@ -65,6 +65,8 @@ class Stage:
             gateway_url=self.tap.url if self.tapped else self.world.url,
             time_limit_s=WAIT_S,
             limits=Limits(),
+            context_tokens=200_000,
+            max_tokens=500,
         )
         given = options | ({"binary": str(program)} if program else {})
         start_or_attach(adapters.render(self.adapter, given, launch))

@@ -18,6 +18,8 @@ SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "tiny": ("shell", "command", {}),
 }
 """Harness -> its shell tool, the argument that is the command, and further arguments."""
+ONE_PATH: dict[str, dict[str, str]] = {"tiny": {"max_turns": "40", "compact_chars": "100000"}}
+"""Options without which a longer loop would be cut or summed up."""
 MINI_ENDS = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.harnesses.conftest import Stage
 from tests.harnesses.lineage import check_lineage, unpacked
 from tests.harnesses.programs import FIRST_TEST_S
-from tests.harnesses.scripts import SHELLS, loop, spoken
+from tests.harnesses.scripts import ONE_PATH, SHELLS, loop, spoken
 from tests.harnesses.wire import Heard, heard
 
 pytestmark = pytest.mark.timeout(FIRST_TEST_S)
@@ -18,7 +18,7 @@ OPTIONS = {
     "codex": {"instructions": "", "multi_agent": "true"},
     "opencode": {"agent": "build", "title": ""},
     "qwen-code": {"tools": "", "system_prompt": ""},
-    "tiny": {"max_turns": "40"},
+    **ONE_PATH,
 }
 """Everything that a harness sends if one lets it: all tools, reminders, and OpenCode's call for a title."""
 

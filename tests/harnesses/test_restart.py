@@ -9,7 +9,7 @@ from tests.gateway.conftest import gateway_process, wait_until
 from tests.harnesses.conftest import Stage
 from tests.harnesses.lineage import check_lineage
 from tests.harnesses.programs import FIRST_TEST_S
-from tests.harnesses.scripts import SHELLS, loop, num_results
+from tests.harnesses.scripts import ONE_PATH, SHELLS, loop, num_results
 
 pytestmark = pytest.mark.timeout(FIRST_TEST_S)
 TURNS = 6
@@ -33,7 +33,7 @@ def test_c1_a_killed_gateway_costs_a_harness_nothing(lone_stage: Stage, harness:
     stage.tapped = False
     stage.engine.script = closing_gate(stage, loop(harness, TURNS))
     with gateway_process(stage.world) as gateway:
-        stage.start("Write lines into the file made.")
+        stage.start("Write lines into the file made.", **ONE_PATH.get(harness, {}))
         wait_until(lambda: not stage.engine.gate.is_set())
         wait_until(lambda: len(stage.engine.requests) == STOPPED_AT + 1)
         gateway.kill()
