@@ -1,8 +1,7 @@
-"""Retry or twin, commit before content, limits, errors, crash of the gateway."""
+"""Commit before content, limits, errors, crash of the gateway."""
 
 import hashlib
 import json
-import re
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -10,17 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-from sqlalchemy import update
 
 from db import attempts
-from db.models import ModelCall, QueryGroup, RunConfig
+from db.models import QueryGroup, RunConfig
 from db.session import transaction
 from gateway.encoding import Encoder
 from gateway.service import call_seed
 from gyre.contracts.engine import GenerateRequest
 from gyre.contracts.lifecycle import EndReason, Purpose
 from gyre.contracts.tokens import attempt_token
-from gyre.trajectory.answers import short_hash
 from gyre.trajectory.arrays import Ids, unpack_ids, unpack_logprobs
 from tests.gateway.conftest import EXECUTION, World, gateway_process, gateway_thread, sse_events, wait_until
 from tests.gateway.scripted_engine import Part, ScriptedEngine
@@ -91,90 +88,6 @@ def test_a15_stream_and_whole_leave_equal_records(
     assert first.request_key == second.request_key
     assert first.response | {"tool_calls": []} == second.response
     assert (first.input_sha256, first.num_output_tokens) == (second.input_sha256, second.num_output_tokens)
-
-
-def test_delivered_answer_asked_again_is_a_sibling(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine
-) -> None:
-    engine.script = by_seed
-    answers = [said(http.post(CHAT, json=chat("hi"))) for _ in range(2)]
-    assert answers[0] != answers[1]
-    assert [n.kind for n in gateway.nodes()] == ["context", "sampled", "sampled"]
-
-
-def test_connected_twins_are_siblings(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
-    engine.script = by_seed
-    engine.gate.clear()
-    with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(http.post, CHAT, json=chat("hi")) for _ in range(2)]
-        wait_until(lambda: len(engine.requests) == 2)
-        engine.gate.set()
-        answers = {said(each.result()) for each in asked}
-    assert len(answers) == 2
-    assert len([n for n in gateway.nodes() if n.kind == "context"]) == 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_retry_joins_a_call_in_flight(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str, stream: bool
-) -> None:
-    """Whether the retry streams or not: Claude Code changes that."""
-    engine.script = by_seed
-    engine.gate.clear()
-    path, body = request_in(dialect, "hi", stream=stream)
-    abandon(gateway, body, path)
-    with ThreadPoolExecutor(1) as pool:
-        path, body = request_in(dialect, "hi")
-        asked = pool.submit(http.post, path, json=body)
-        wait_until(lambda: http.get("/health").json()["counts"].get("joined") == 1)
-        engine.gate.set()
-        assert text_in(dialect, asked.result().json()) == gateway.calls()[0].response["text"]
-    assert len(engine.requests) == len(gateway.calls()) == 1
-
-
-def ids_in(answer: httpx.Response) -> list[str]:
-    """The ids of an answer, of its items and of its calls, in their order."""
-    return list(dict.fromkeys(re.findall(r"[0-9a-f]{24}", answer.text)))
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_b11_retry_replays_a_committed_answer(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str, stream: bool
-) -> None:
-    """The connection is cut; the same request gets the same ids, and asked once more it is another call."""
-    engine.script = lambda r, p: f'<tool_call>{{"name": "f", "arguments": {{"x": {len(p)}}}}}</tool_call>'
-    engine.gate.clear()
-    path, body = request_in(dialect, "hi", max_tokens=300, stream=stream)
-    abandon(gateway, body, path)
-    engine.gate.set()
-    wait_until(lambda: gateway.calls()[0].status == "committed")
-    replayed = http.post(path, json=body)
-    (call,) = gateway.calls()
-    assert call.response["tool_calls"][0]["id"].partition("_")[2] in ids_in(replayed)
-    assert short_hash(call.id) in ids_in(replayed)
-    assert len(engine.requests) == 1
-    other = http.post(path, json=body)
-    assert not set(ids_in(other)) & set(ids_in(replayed))
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_b11_the_next_gateway_replays_what_was_not_delivered(
-    world: World, engine: ScriptedEngine, dialect: str
-) -> None:
-    engine.script = lambda request, prompt: '<think>why</think>so<tool_call>{"name": "f"}</tool_call>'
-    path, body = request_in(dialect, "hi", max_tokens=300, stream=True)
-    streams: list[bytes] = []
-    for _ in range(2):
-        with gateway_thread(world):
-            streams.append(httpx.post(f"{world.url}/t/{world.token}{path}", json=body).content)
-            wait_until(lambda: world.calls()[0].delivered_at)
-        with transaction(world.database) as session:
-            session.execute(update(ModelCall).values(delivered_at=None))
-    created = re.compile(rb'"created(_at)?":\d+')
-    assert created.sub(b"", streams[0]) == created.sub(b"", streams[1])
-    assert len(engine.requests) == 1
 
 
 def test_content_comes_after_the_commit(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
