@@ -20,6 +20,10 @@ KEYS = {
     "tokenizer",
     "body_bytes",
 }
+TREE_KEYS = {
+    "work_ratio", "path_tokens", "flat_s", "tree_s", "gain", "fraction_of_ratio", "token_budget",
+    "flat_peak_bytes", "tree_peak_bytes",
+}  # fmt: skip
 
 
 def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +44,21 @@ def test_gateway_quick(tmp_path: Path) -> None:
     assert first["encoded"] == first["prompt"] > 10_000
     for row in later:
         assert row["encoded"] == pytest.approx(row["new"], rel=0.25)
+
+
+def test_tree_quick(tmp_path: Path) -> None:
+    result = bench(tmp_path, "tree", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["threads"], document["repeats"]) == (2, 1)
+    (row,) = document["rows"]
+    assert set(row) >= TREE_KEYS
+    assert row["work_ratio"] > 1
+    assert row["tree_tokens"] < row["flat_tokens"]
+    for side in ("flat", "tree"):
+        assert min(row[f"{side}_s"], row[f"{side}_peak_bytes"]) > 0
+        assert set(row[f"{side}_flops"]) == {"linear", "output", "attention"}
+    assert row["flat_flops"]["output"] == row["tree_flops"]["output"]
 
 
 def test_an_unknown_benchmark_is_bad_usage(tmp_path: Path) -> None:

@@ -87,3 +87,10 @@ def test_siblings_stay_together_when_an_execution_is_cut() -> None:
     items = [Item(f"t{i}", "e", [("root", 2), (f"trunk{i % 2}", 20), (f"branch{i}", 4)]) for i in range(4)]
     steps = [set(s.trajectory_ids) for s in pack(items, budget=30) if s.kind is MicroStepKind.GRAD]
     assert sorted(map(sorted, steps)) == [["t0", "t2"], ["t1", "t3"]]
+
+
+def test_a_node_counts_once_however_paths_leave_it() -> None:
+    ends = [10, 6, 10]
+    items = [Item(f"t{i}", "e", [("n", end), (f"m{i}", 1)]) for i, end in enumerate(ends)]
+    (step,) = pack(items, budget=100)
+    assert step.num_tokens == 10 + 3
