@@ -59,7 +59,12 @@ class Host:
 
     def _insert(self) -> None:
         limits = {"memory_bytes": 1 << 30, "processes": 64, "workspace_bytes": 1 << 26}
-        resolved = {"harness": {"name": "tiny", "options": {}}, "limits": limits}
+        resolved = {
+            "harness": {"name": "tiny", "options": {}},
+            "model": {"context_tokens": 4000},
+            "sampling": {"max_tokens": 500},
+            "limits": limits,
+        }
         with transaction(self.database) as session:
             rows = (
                 Run(id="r", secret=b"secret"),
