@@ -1,6 +1,7 @@
 """An execution weighs the same however it is cut into micro-steps: gradients in float64 to 1e-9."""
 
 from dataclasses import replace
+from pathlib import Path as FilePath
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from gpu_workers.trainer.batch import needing_gradient
 from gpu_workers.trainer.data import Path, pack
 from gpu_workers.trainer.replica import Replica, Sums
 from gyre.contracts.errors import TrainerFailed
-from gyre.settings.runfile import LossSection
-from tests.trainer.models import paths_of, random_nodes, random_path
+from gyre.settings.runfile import LossSection, OptimizerSection
+from tests.trainer.models import paths_of, random_nodes, random_path, tiny_config
 
 CAPPED = LossSection()
 
@@ -33,36 +34,48 @@ def execution(replica: Replica, mean_log_ratio: float, advantage: float, num_pat
     return paths
 
 
+@pytest.fixture
+def other(model_dir: FilePath) -> Replica:
+    """A second replica with the same weights."""
+    made = Replica(tiny_config(tied=True), "float64", OptimizerSection(), torch.device("cpu"))
+    made.load(str(model_dir / "model.safetensors"), None)
+    return made
+
+
 def gradients(
-    replica: Replica, pieces: list[list[Path]], section: LossSection = CAPPED
+    replicas: list[Replica], pieces: list[list[Path]], section: LossSection = CAPPED
 ) -> dict[str, torch.Tensor]:
-    """Score where there is more than one piece, then accumulate: what BatchRunner does."""
-    replica.begin()
+    """Score where there is more than one piece, then accumulate, in turn on each replica, as BatchRunner
+    does; the sum over the replicas."""
     known: Sums = {}
     if len(pieces) > 1:
-        for piece in pieces:
-            for name, (total, count) in replica.score(piece, 1.0).sums.items():
+        for index, piece in enumerate(pieces):
+            for name, (total, count) in replicas[index % len(replicas)].score(piece, 1.0).sums.items():
                 before = known.get(name, (0.0, 0))
                 known[name] = (before[0] + total, before[1] + count)
-    for piece in pieces:
-        replica.accumulate(needing_gradient(piece, known, section), known, section, 1.0)
-    return {name: tensor.clone() for name, tensor in (replica.gradients() or {}).items()}
+    for replica in replicas:
+        replica.begin()
+    for index, piece in enumerate(pieces):
+        part = needing_gradient(piece, known, section)
+        replicas[index % len(replicas)].accumulate(part, known, section, 1.0)
+    found = [replica.gradients() or {} for replica in replicas]
+    return {name: torch.stack([part[name] for part in found]).sum(0) for name in found[0]}
 
 
 @pytest.mark.parametrize("advantage", [1.3, -0.7])
 @pytest.mark.parametrize("mean_log_ratio", [-0.02, -0.004, 0.004, 0.02])
 @pytest.mark.parametrize("form", ["capped", "truncated"])
 def test_one_two_and_five_pieces_give_one_gradient(
-    replica: Replica, mean_log_ratio: float, advantage: float, form: str
+    replica: Replica, other: Replica, mean_log_ratio: float, advantage: float, form: str
 ) -> None:
     section = LossSection(form=form)
     paths = execution(replica, mean_log_ratio, advantage)
-    whole = gradients(replica, [paths], section)
+    whole = gradients([replica], [paths], section)
     clipped = (advantage > 0 and mean_log_ratio > 0.005) or (advantage < 0 and mean_log_ratio < -0.0051)
     nothing = all(not tensor.any() for tensor in whole.values())
     assert nothing == (clipped and form == "capped")
     for pieces in ([paths[:2], paths[2:]], [[path] for path in paths]):
-        cut = gradients(replica, pieces, section)
+        cut = gradients([replica, other], pieces, section)
         assert max((cut[name] - whole[name]).abs().max() for name in whole) < 1e-9
 
 
@@ -90,7 +103,7 @@ def test_the_gradient_is_that_of_the_definition(replica: Replica) -> None:
     second = [replace(random_path(9, execution="f", advantage=-0.5, length=14), num_execution_targets=7)]
     second[0].behaviour[:] = -4.0
     section = LossSection(form="truncated")
-    found = gradients(replica, [first + second], section)
+    found = gradients([replica], [first + second], section)
     replica.begin()
     for path in first + second:
         packed = pack([path], torch.device("cpu"), torch.float64)
