@@ -77,6 +77,7 @@ async def _gateway(
     before = _spent(stack, process)
     steady = await load.open(RATE, QUICK_OPEN_S if quick else OPEN_S)
     cpu = _per_call(before, _spent(stack, process), len(steady.latencies_ms))
+    say(f"gateway: p50 {steady.percentile(0.5)} ms, p99 {steady.percentile(0.99)} ms")
     best = await _most(load, say, "gateway", quick)
     load.close()
     failed = steady if steady.num_failed else best
