@@ -25,7 +25,7 @@ from gyre.contracts.messages import (
     SealInput,
     SealResult,
 )
-from gyre.contracts.processes import WorkerBoot
+from gyre.contracts.processes import WorkerBoot, gateway_of
 from gyre.contracts.tokens import attempt_token
 from gyre.durable.activities import PROVISION_WORKSPACE, RUN_HARNESS, SEAL_ATTEMPT
 from gyre.durable.failures import translated
@@ -129,7 +129,7 @@ class HarnessActivities:
 
     def _spec(self, attempt: AttemptId, limit_s: float) -> HarnessSpec:
         task = self._open_task(attempt)
-        harness = task.resolved["harness"]
+        harness, gateway = task.resolved["harness"], gateway_of(attempt, self._boot.gateways)
         return adapters.render(
             adapters.load_adapter(harness["name"]),
             harness["options"],
@@ -137,8 +137,8 @@ class HarnessActivities:
                 directory=self._directory(attempt),
                 instruction=(Path(task.path) / "instruction.md").read_text(),
                 token=attempt_token(task.secret, attempt),
-                gateway_socket=self._boot.gateway_socket,
-                gateway_url=self._boot.gateway_url,
+                gateway_socket=gateway.socket,
+                gateway_url=gateway.url,
                 time_limit_s=limit_s,
                 limits=sandbox_limits(task),
                 context_tokens=task.resolved["model"]["context_tokens"],

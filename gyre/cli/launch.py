@@ -96,6 +96,7 @@ def launch(run: CheckedRun, state_dir: Path, *, resume: bool = False) -> Service
             revision=revision,
             harness_slots=run.document.schedule.max_concurrent * run.document.cells.count,
             evaluate_slots=EVALUATE_SLOTS,
+            num_gateways=run.document.gateway.processes,
         )
     except GyreError:
         if end is not None:  # nothing would move a row that says `running`

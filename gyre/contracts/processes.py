@@ -5,6 +5,7 @@ documents as JSON, mode 0600 (it carries the services' credentials). Nothing els
 """
 
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import AttemptId
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -76,11 +78,24 @@ class GatewayBoot(Boot):
     """Between pings on a stream that waits for its answer."""
 
 
+class GatewayAddress(BaseModel):
+    """Where a gateway process of this host listens: the same application at both."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    socket: str
+
+
+def gateway_of(attempt: AttemptId, gateways: Sequence[GatewayAddress]) -> GatewayAddress:
+    """The gateway process that serves an attempt: one for all its calls, so that each tree has one writer."""
+    return gateways[zlib.crc32(attempt.encode()) % len(gateways)]
+
+
 class WorkerBoot(Boot):
     """``python -m activities.worker``: workflows, control, short, evaluate and host queues."""
 
-    gateway_url: str
-    gateway_socket: str
+    gateways: list[GatewayAddress] = Field(min_length=1)
     harness_slots: int = Field(ge=1)
     evaluate_slots: int = Field(ge=1)
 

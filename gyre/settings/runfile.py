@@ -182,6 +182,8 @@ class LimitsSection(Section):
 
 
 class GatewaySection(Section):
+    processes: int = Field(default=1, ge=1, le=64)
+    """On each host; all calls of an attempt go to one of them. One carries about a thousand executions."""
     live: bool = False
     """Send text while it is sampled, for people who watch; calls come once they are in the record.
 

@@ -147,8 +147,9 @@ def start_run(
     revision: int,
     harness_slots: int,
     evaluate_slots: int,
+    num_gateways: int = 1,
 ) -> None:
-    """Have the keeper run the gateway, the worker and the cell of a run.
+    """Have the keeper run the gateways, the worker and the cell of a run.
 
     Again: restarts what was started with other values or from another revision of the configuration, and
     nothing else. Raises BadInput when another process has taken a port of the run.
@@ -163,6 +164,7 @@ def start_run(
         revision=revision,
         harness_slots=harness_slots,
         evaluate_slots=evaluate_slots,
+        num_gateways=num_gateways,
     )
 
 

@@ -2,7 +2,8 @@
 
 ``{"command": "status"}`` -> Status
 ``{"command": "start_services"}`` -> {} when they serve
-``{"command": "start_run", "run", "services", "revision", "harness_slots", "evaluate_slots"}`` -> {}
+``{"command": "start_run", "run", "services", "revision", "harness_slots", "evaluate_slots",
+"num_gateways"}`` -> {}
 ``{"command": "stop_run", "run"}`` -> {}
 ``{"command": "stop"}`` -> {} when everything has ended
 An answer with ``error`` is one sentence: the command was not done, or not to its end (a service that cannot

@@ -218,16 +218,15 @@ class Keeper:
         return {}
 
     async def _do_start_run(
-        self, run: str, services: dict[str, Any], revision: int, harness_slots: int, evaluate_slots: int
+        self, run: str, services: dict[str, Any], revision: int, **counts: int
     ) -> dict[str, Any]:
+        """``counts`` are harness_slots, evaluate_slots and num_gateways."""
         addresses = Services.model_validate(services)
         async with self._turn:
             earlier = await asyncio.to_thread(read_run, self._state, run)
             if earlier is not None:
                 await self._require_ports(earlier)
-            record = await asyncio.to_thread(
-                ensure_run, self._state, run, addresses, revision, harness_slots, evaluate_slots
-            )
+            record = await asyncio.to_thread(ensure_run, self._state, run, addresses, revision, **counts)
             await self._start_processes(record)
         return {}
 

@@ -3,12 +3,13 @@
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId, cell_id
-from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot
+from gyre.contracts.processes import CellBoot, GatewayAddress, GatewayBoot, WorkerBoot
 from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 from gyre.stack.files import StateDir, short_socket, write_private
@@ -27,14 +28,30 @@ class RunRecord(BaseModel):
     """Of the run's configuration, as the processes read it when they start."""
     harness_slots: int
     evaluate_slots: int
-    gateway_port: int
+    gateway_ports: list[int]
+    """One for each gateway process. There are never fewer than before: harnesses hold their addresses."""
     engine_port: int
     wanted: bool = True
     """False once it was stopped; a new keeper starts the runs that are wanted."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_gateway(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Records of runs that began when a run had one gateway name its port alone."""
+        if "gateway_port" in given:
+            given = {**given, "gateway_ports": [given["gateway_port"]]}
+            del given["gateway_port"]
+        return given
+
     def ports(self) -> dict[str, int]:
         """Process that listens, itself or through a child -> port."""
-        return {f"{self.run}/gateway": self.gateway_port, f"{self.run}/cell-0": self.engine_port}
+        gateways = {f"{self.run}/{gateway_name(i)}": port for i, port in enumerate(self.gateway_ports)}
+        return {**gateways, f"{self.run}/cell-0": self.engine_port}
+
+
+def gateway_name(index: int) -> str:
+    """``gateway``, ``gateway-1``, ..."""
+    return f"gateway-{index}" if index else "gateway"
 
 
 def record_path(state: StateDir, run: str) -> Path:
@@ -66,20 +83,28 @@ def write_run(state: StateDir, record: RunRecord) -> None:
 
 
 def ensure_run(
-    state: StateDir, run: str, services: Services, revision: int, harness_slots: int, evaluate_slots: int
+    state: StateDir,
+    run: str,
+    services: Services,
+    revision: int,
+    harness_slots: int,
+    evaluate_slots: int,
+    num_gateways: int = 1,
 ) -> RunRecord:
     """The record of a run that shall have processes; its ports stay what they were."""
     earlier = read_run(state, run)
-    taken = {port for other in read_runs(state) for port in (other.gateway_port, other.engine_port)}
-    gateway_port = earlier.gateway_port if earlier else choose_port(taken)
-    engine_port = earlier.engine_port if earlier else choose_port(taken | {gateway_port})
+    taken = {port for other in read_runs(state) for port in other.ports().values()}
+    engine_port = earlier.engine_port if earlier else choose_port(taken)
+    gateway_ports = list(earlier.gateway_ports) if earlier else []
+    while len(gateway_ports) < num_gateways:
+        gateway_ports.append(choose_port(taken | {engine_port, *gateway_ports}))
     record = RunRecord(
         run=run,
         services=services,
         revision=revision,
         harness_slots=harness_slots,
         evaluate_slots=evaluate_slots,
-        gateway_port=gateway_port,
+        gateway_ports=gateway_ports,
         engine_port=engine_port,
     )
     write_run(state, record)
@@ -92,7 +117,7 @@ def host_name() -> str:
 
 
 def run_specs(state: StateDir, record: RunRecord) -> list[ProcessSpec]:
-    """Write the boot files and describe the three processes, in the order they should start."""
+    """Write the boot files and describe the processes, in the order they should start."""
     common = {
         "run": record.run,
         "revision": record.revision,
@@ -100,19 +125,26 @@ def run_specs(state: StateDir, record: RunRecord) -> list[ProcessSpec]:
         "state_dir": str(state.run(record.run)),
         "host": host_name(),
     }
-    gateway_socket = str(short_socket(state.run(record.run) / "gateway.sock"))
-    gateway = GatewayBoot(**common, port=record.gateway_port, socket=gateway_socket)
+    gateways = {
+        gateway_name(index): GatewayBoot(
+            **common,
+            port=port,
+            socket=str(short_socket(state.run(record.run) / f"{gateway_name(index)}.sock")),
+        )
+        for index, port in enumerate(record.gateway_ports)
+    }
     worker = WorkerBoot(
         **common,
-        gateway_url=f"http://{HOST}:{record.gateway_port}",
-        gateway_socket=gateway_socket,
+        gateways=[
+            GatewayAddress(url=f"http://{HOST}:{boot.port}", socket=boot.socket) for boot in gateways.values()
+        ],
         harness_slots=record.harness_slots,
         evaluate_slots=record.evaluate_slots,
     )
     cell = CellBoot(**common, cell=cell_id(RunId(record.run), 0), engine_port=record.engine_port)
     return [
         _spec(state, record, "cell-0", "gpu_workers.supervisor", cell),
-        _spec(state, record, "gateway", "gateway", gateway, port=record.gateway_port),
+        *(_spec(state, record, name, "gateway", boot, port=boot.port) for name, boot in gateways.items()),
         _spec(state, record, "worker", "activities.worker", worker),
     ]
 

@@ -34,7 +34,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_dsn: str
         s3_secret_key="secret",
     )
     record = RunRecord(
-        run=RUN, services=services, harness_slots=1, evaluate_slots=1, gateway_port=1, engine_port=2
+        run=RUN, services=services, harness_slots=1, evaluate_slots=1, gateway_ports=[1], engine_port=2
     )
     write_run(state, record)
     return state.root

@@ -54,7 +54,7 @@ def test_a_refused_resume_leaves_the_run_as_it_had_ended(
             services=services,
             harness_slots=1,
             evaluate_slots=1,
-            gateway_port=taken.getsockname()[1],
+            gateway_ports=[taken.getsockname()[1]],
             engine_port=1,
             wanted=False,
         )

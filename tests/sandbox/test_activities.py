@@ -26,7 +26,7 @@ from gyre.contracts.errors import Fenced, SnapshotFailed
 from gyre.contracts.ids import EvaluationId, ExecutionId, evaluation_id
 from gyre.contracts.lifecycle import EndReason, EvaluationStatus
 from gyre.contracts.messages import AttemptInput, EvaluateInput, HarnessInput, SealInput, SnapshotInput
-from gyre.contracts.processes import WorkerBoot
+from gyre.contracts.processes import GatewayAddress, WorkerBoot
 from gyre.contracts.tokens import attempt_of_token
 from gyre.sandbox.attempts import attempt_directory, poll
 from gyre.settings import Services
@@ -47,8 +47,9 @@ class Host:
         self.database, self.folder, self.gateway = database, folder, gateway
         self.task = make_task(folder / "task", instruction="write hello", test=SCORE)
         boot = WorkerBoot(
-            run="r", services={}, state_dir=str(folder / "state"), host="h", gateway_url="http://127.0.0.1:9",
-            gateway_socket=str(gateway.path), harness_slots=2, evaluate_slots=2,
+            run="r", services={}, state_dir=str(folder / "state"), host="h",
+            gateways=[GatewayAddress(url="http://127.0.0.1:9", socket=str(gateway.path))],
+            harness_slots=2, evaluate_slots=2,
         )  # fmt: skip
         given = {"boot": boot, "services": services, "database": database}
         self.harness = HarnessActivities(**given)

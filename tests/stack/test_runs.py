@@ -12,11 +12,12 @@ import pytest
 
 from gyre import stack
 from gyre.contracts.errors import BadInput
-from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot
+from gyre.contracts.ids import AttemptId
+from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot, gateway_of
 from gyre.settings import Services
 from gyre.stack.files import StateDir
 from gyre.stack.orphans import MARK, RUN_MARK
-from gyre.stack.runs import RunRecord, ensure_run, read_run, run_specs
+from gyre.stack.runs import RunRecord, ensure_run, read_run, record_path, run_specs
 
 BOOTS = {"gateway": GatewayBoot, "worker": WorkerBoot, "cell-0": CellBoot}
 ELSEWHERE = Services(
@@ -38,8 +39,9 @@ def test_boot_files_are_private_valid_and_agree(tmp_path: Path) -> None:
         file = state.run("r") / f"{name}.boot.json"
         assert file.stat().st_mode & 0o777 == 0o600
         boots[name] = model.model_validate_json(file.read_text())
-    assert boots["worker"].gateway_url == f"http://127.0.0.1:{boots['gateway'].port}"
-    assert boots["worker"].gateway_socket == boots["gateway"].socket
+    (address,) = boots["worker"].gateways
+    assert address.url == f"http://127.0.0.1:{boots['gateway'].port}"
+    assert address.socket == boots["gateway"].socket
     assert boots["cell-0"].cell == "run/r/cell/0"
 
 
@@ -48,10 +50,39 @@ def test_a_run_keeps_its_ports_and_two_runs_share_none(tmp_path: Path) -> None:
     state.make()
     first, second = (ensure_run(state, name, ELSEWHERE, 0, 4, 2) for name in ("a", "b"))
     again = ensure_run(state, "a", ELSEWHERE, 0, 8, 2)
-    assert (again.gateway_port, again.engine_port) == (first.gateway_port, first.engine_port)
-    ports = {first.gateway_port, first.engine_port, second.gateway_port, second.engine_port}
-    assert len(ports) == 4
+    assert again.ports() == first.ports()
+    assert len({*first.ports().values(), *second.ports().values()}) == 4
     assert changed(state, first, again) == ["a/worker"], "more slots replace the worker, and nothing else"
+
+
+def test_a_run_may_get_more_gateways_and_never_fewer(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.make()
+    one, three, still = (
+        ensure_run(state, "a", ELSEWHERE, 0, 4, 2, num_gateways=count) for count in (1, 3, 1)
+    )
+    assert three.gateway_ports[:1] == one.gateway_ports
+    assert still.gateway_ports == three.gateway_ports
+    assert list(still.ports()) == ["a/gateway", "a/gateway-1", "a/gateway-2", "a/cell-0"]
+    assert [spec.name for spec in run_specs(state, still)] == [
+        "a/cell-0", "a/gateway", "a/gateway-1", "a/gateway-2", "a/worker",
+    ]  # fmt: skip
+    worker = WorkerBoot.model_validate_json((state.run("a") / "worker.boot.json").read_text())
+    for index in range(40):
+        attempt = AttemptId(f"run/a/group/0/rollout/{index}/attempt/1")
+        assert gateway_of(attempt, worker.gateways) == gateway_of(attempt, worker.gateways)
+    served = {gateway_of(AttemptId(f"run/a/group/{i}"), worker.gateways).url for i in range(40)}
+    assert len(served) == 3
+
+
+def test_a_record_of_one_gateway_is_still_read(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.make()
+    record = ensure_run(state, "a", ELSEWHERE, 0, 4, 2)
+    written = json.loads(record.model_dump_json())
+    written["gateway_port"] = written.pop("gateway_ports")[0]
+    record_path(state, "a").write_text(json.dumps(written))
+    assert read_run(state, "a") == record
 
 
 def changed(state: StateDir, old: RunRecord, new: RunRecord) -> list[str]:
@@ -118,7 +149,7 @@ def test_a_taken_port_of_a_resumed_run_is_told_before_anything_starts(
     stack.stop_run(state_dir, "taken")
     record = read_run(StateDir(state_dir), "taken")
     assert record is not None
-    port = (record.gateway_port, record.engine_port)[number]
+    port = (record.gateway_ports[0], record.engine_port)[number]
     with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(BadInput, match=rf"port {port} .* {owner} .* another process"):
             start()
