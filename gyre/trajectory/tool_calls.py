@@ -32,7 +32,11 @@ CLOSE_FUNCTION = re.compile(r"</function>\s*</tool_call>")
 PARAMETER = (
     r"\s*<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|\Z))"
 )
-PARAMETERS = re.compile(rf"(?:{PARAMETER.replace('?P<key>', '').replace('?P<value>', '')})*\s*", re.DOTALL)
+# Nothing is tried twice: to try each way in which many parameters could be parted takes for ever.
+PARAMETERS = re.compile(
+    rf"(?:(?>{PARAMETER.replace('?P<key>', '').replace('?P<value>', '')}))*+\s*+", re.DOTALL
+)
+OBJECT = re.compile(r"\s*(?=\{\s*[\"}])")
 MARKUP = re.compile(r"<tool_call>(?:\s*<function=)?|(?P<close></tool_call>)|<function=")
 FUNCTION_TEMPLATE = load_response_template(
     {
@@ -83,11 +87,13 @@ def count_markup(text: str) -> int:
 
 
 def _json_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> FoundCall | None:
-    inner = start + len(OPEN_CALL)
-    begin = len(text) - len(text[inner:].lstrip())
+    # Asked first, because the decoder's error counts the lines of all that stands before it.
+    begun = OBJECT.match(text, start + len(OPEN_CALL))
+    if begun is None:
+        return None
     try:
-        _, end = _DECODER.raw_decode(text, begin)
-        read = read_json(text[begin:end])
+        _, end = _DECODER.raw_decode(text, begun.end())
+        read = read_json(text[begun.end() : end])
     except (ValueError, RecursionError):
         return None
     closed = CLOSE_CALL.match(text, end)
@@ -105,10 +111,11 @@ def _function_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) ->
         return None
     if not PARAMETERS.fullmatch(text, opened.end(), closed.start()):
         return None
+    # The parser would look at each of many spaces before the end for one more parameter.
+    inner = text[opened.end() : closed.start()].rstrip()
+    markup = text[start : opened.end()] + inner + closed[0]
     try:
-        read = parse_response(
-            text[start : closed.end()], FUNCTION_TEMPLATE, prefix="", tools=[*_stated(tools)]
-        )
+        read = parse_response(markup, FUNCTION_TEMPLATE, prefix="", tools=[*_stated(tools)])
         function = read["call"]["function"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -120,7 +127,8 @@ def _stated(tools: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _checked(start: int, end: int, name: Any, arguments: Any) -> FoundCall | None:
-    if not isinstance(name, str) or not name or not name.isprintable():
+    # A name in angle brackets could spell the end of a turn, where the next prompt would be cut.
+    if not isinstance(name, str) or not name.isprintable() or not name or set(name) & set("<>"):
         return None
     try:
         return FoundCall(start, end, name, write_object(arguments))

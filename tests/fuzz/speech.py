@@ -23,6 +23,8 @@ CALLS = (
     "<tool_call>\n<function=Bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
     "<tool_call><function=Bash><parameter=timeout>ten</parameter></function></tool_call>",
     "<tool_call><function=Bash><parameter=command>ls</function></tool_call>",
+    "<tool_call><function=Bash>" + "<parameter=a>1</parameter>" * 12 + "junk</function></tool_call>",
+    "<tool_call><function=Bash>" + "<parameter=a>1</parameter>" * 12 + "<parameter=b></function></tool_call>",
     "</tool_call>",
 )
 TEXTS = (

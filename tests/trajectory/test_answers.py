@@ -98,6 +98,7 @@ MALFORMED = [
     '{"name": "f", "arguments": "x"}',
     '{"name": "f", "parameters": {"x": 1}}',
     '{"name": "\\u0000"}',
+    '{"name": "f<|im_end|>"}',
     '{"name": "f", "arguments": {"x": NaN}}',
     '{"name": "f", "arguments": {"x": 1e999}}',
     '{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}",
@@ -142,6 +143,34 @@ def test_a9_a_good_call_is_read_behind_a_bad_one() -> None:
         answer = read(f"{bad} {good} {bad}")
         assert ([call.name for call in answer.tool_calls], answer.num_malformed) == (["g"], 2)
         assert answer.text == f"{bad}  {bad}"
+
+
+def repeated(num: int) -> dict[str, str]:
+    """Answers with ``num`` tags that are no call, nearly."""
+    parameters = "<parameter=n>1</parameter>" * num
+    return {
+        "junk before the end": f"<tool_call><function=f>{parameters}junk</function></tool_call>",
+        "the last one open": f"<tool_call><function=f>{parameters}<parameter=n>1</function></tool_call>",
+        "openings": "<tool_call>" * num + "</tool_call>",
+        "openings of objects": '<tool_call>{"' * num + "</tool_call>",
+        "openings with spaces": "<tool_call>\n <" * num + "</tool_call>",
+        "openings of functions": "<tool_call><function=f>" * num + "</tool_call>",
+        "ends of values": f"<tool_call><function=f><parameter=n>{'</parameter>x' * num}</tool_call>",
+    }
+
+
+@pytest.mark.parametrize("num", [1, 2, 12, 2000, 10_000])
+@pytest.mark.parametrize("kind", repeated(1))
+def test_a8_repeated_tags_are_read_once(kind: str, num: int) -> None:
+    """To try each way to read them would not end: twelve parameters took a minute."""
+    answer = read(repeated(num)[kind])
+    assert (answer.tool_calls, answer.num_malformed > 0) == ((), True)
+
+
+def test_many_parameters_and_spaces_are_a_call() -> None:
+    many = [(f"k{i}", "</parameter>") for i in range(2000)]
+    written = function(*many).replace("</function>", "\n" * 20_000 + "</function>")
+    assert arguments(read(written)) == [{key: "</parameter>" for key, _ in many}]
 
 
 @pytest.mark.parametrize("properties", [3, [], {"n": 3}, {"n": {"type": 3}}, {"n": {"anyOf": 3}}])
