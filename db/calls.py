@@ -97,6 +97,12 @@ def nodes(session: Session, attempt: AttemptId) -> Sequence[TreeNode]:
     return session.scalars(query).all()
 
 
+def next_node_index(session: Session, attempt: AttemptId) -> int:
+    """The index that the attempt's next node has; nodes are numbered without a gap."""
+    last = session.scalar(select(func.max(TreeNode.index)).where(TreeNode.attempt_id == attempt))
+    return 0 if last is None else last + 1
+
+
 def calls(session: Session, attempt: AttemptId) -> Sequence[ModelCall]:
     """The attempt's calls in order."""
     query = select(ModelCall).where(ModelCall.attempt_id == attempt).order_by(ModelCall.index)

@@ -87,6 +87,14 @@ class Recorder:
                 raise EngineFailed(row.failure)
             await asyncio.sleep(TAKE_OVER_POLL_S)
 
+    async def catch_up(self, state: AttemptState) -> bool:
+        """Read the tree again if another gateway has added to it; whether it has."""
+        async with state.commit_lock:
+            next_index = await self._store.run(lambda s: calls.next_node_index(s, state.attempt))
+            if behind := next_index != state.tree.next_index:
+                await self._reload(state)
+            return behind
+
     async def commit(
         self, state: AttemptState, call: LiveCall, prompt: Prompt, sampled: Sampled, answer: Answer
     ) -> Finished:

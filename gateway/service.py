@@ -5,9 +5,10 @@ and tokenizer), `DeliveryLog`, and one `AttemptState` for each attempt. None of 
 """
 
 import asyncio
+import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from gateway.clock import Clock
 from gateway.delivered import DeliveryLog
 from gateway.dialects.base import Dialect, Finished
 from gateway.engines import Engines, OnTokens, Sampled
-from gateway.errors import ANSWERED, LimitReached, PromptTooLong, Unauthorized, sentence_of
+from gateway.errors import LimitReached, PromptTooLong, Unauthorized, sentence_of
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
 from gateway.store import Store
@@ -35,7 +36,8 @@ from gyre.trajectory.canonical import CanonicalRequest, request_key
 LONG_CHARACTERS = 10_000
 """More new text than this, some milliseconds of work, is tokenised in a thread."""
 MOST_HELD_TOKENS = 200_000_000
-"""Tokens of all attempts in memory, 4 bytes each; beyond, idle attempts are read again when they call."""
+"""Tokens of all attempts in memory, 4 bytes each, and four characters of an answer for one more; beyond,
+idle attempts are read again when they call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,11 @@ class Service:
         self._store, self._engines, self._recorder, self._renderer = store, engines, recorder, renderer
         self.policy, self._secret, self.clock = policy, secret, clock
         self._states: dict[AttemptId, asyncio.Task[AttemptState]] = {}
+        self._users: Counter[AttemptId] = Counter()
         self._delivered = DeliveryLog(store)
         self._tasks: set[asyncio.Task[Finished]] = set()
         self.counts: Counter[str] = Counter()
-        """calls, joined, forked, failed and what `CallWatch` counts, since this process started."""
+        """loaded (attempts), calls, joined, forked, failed and what `CallWatch` counts, since the start."""
         self.watch = CallWatch(self.counts)
 
     def authenticate(self, token: str) -> AttemptId:
@@ -101,9 +104,9 @@ class Service:
 
     async def count_tokens(self, attempt: AttemptId, request: CanonicalRequest) -> int:
         """The length of the prompt that this request would have; records nothing."""
-        state = await self._state(attempt)
-        await self._check_open(state)
-        return len((await self._plan(state, request)).ids)
+        async with self._used(attempt) as state:
+            await self._check_open(state)
+            return len((await self._plan(state, request)).ids)
 
     async def open_call(
         self, attempt: AttemptId, request: CanonicalRequest, dialect: Dialect, role: str
@@ -112,16 +115,16 @@ class Service:
 
         Raises Unauthorized, Fenced, LimitReached, PromptTooLong or BadInput before anything is recorded.
         """
-        state = await self._state(attempt)
-        prompt = await self._plan(state, request)
-        key = request_key(prompt.conversation_key, request.model)
-        asked = Asked(state, request, prompt, key, dialect, role)
-        repeated = state.retry_of(key)
-        return await (self._begin(asked) if repeated is None else self._take_up(asked, repeated))
+        async with self._used(attempt) as state:
+            prompt = await self._plan(state, request)
+            key = request_key(prompt.conversation_key, request.model)
+            asked = Asked(state, request, prompt, key, dialect, role)
+            repeated = state.retry_of(key)
+            return await (self._begin(asked) if repeated is None else self._take_up(asked, repeated))
 
     def delivered(self, attempt: AttemptId, call: LiveCall) -> None:
         """The whole answer was written to the client: an equal request is another call now."""
-        self._delivered.add(call.id)
+        self._delivered.add(attempt, call.id)
         if (state := self._loaded(attempt)) is not None:
             state.settle(call)
 
@@ -195,8 +198,9 @@ class Service:
             on_tokens = self._teller(asked, call) if self.policy.live and asked.request.stream else None
             sampled = await self._engines.sample(call.id, prompt.ids, params, state.attempt, on_tokens)
             answer = self._read(asked, call, sampled)
+            finished = await self._recorder.commit(state, call, prompt, sampled, answer)
             self.watch.note(answer, offered=bool(asked.request.tools))
-            return await self._recorder.commit(state, call, prompt, sampled, answer)
+            return finished
         except Exception as error:  # whatever it is, nobody works on the call any more
             if isinstance(error, Fenced):
                 self._states.pop(state.attempt, None)
@@ -265,7 +269,14 @@ class Service:
         )
 
     async def _plan(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
-        """The prompt; long new text is encoded in a thread."""
+        """The prompt. An answer in it that is not known here may be one that another gateway recorded."""
+        prompt = await self._planned(state, request)
+        if prompt.forked and await self._recorder.catch_up(state):
+            return await self._planned(state, request)
+        return prompt
+
+    async def _planned(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
+        """The prompt by the tree that is in memory; long new text is encoded in a thread."""
         with self.clock.stage("match and render"):
             found = match(state, request, self._renderer)
         if len(found.text) < LONG_CHARACTERS:
@@ -279,32 +290,49 @@ class Service:
         with self.clock.stage("encode"):
             return self._renderer.encode(text)
 
+    @contextlib.asynccontextmanager
+    async def _used(self, attempt: AttemptId) -> AsyncGenerator[AttemptState]:
+        """The attempt's state, which stays the one there is until the block ends."""
+        self._users[attempt] += 1
+        try:
+            yield await self._state(attempt)
+        finally:
+            self._users[attempt] -= 1
+            if not self._users[attempt]:
+                del self._users[attempt]
+
     async def _state(self, attempt: AttemptId) -> AttemptState:
         """The attempt's state, read from Postgres once."""
-        task = self._states.get(attempt)
+        task = self._states.pop(attempt, None)
         if task is None:
             self._evict()
             task = asyncio.create_task(self._store.run(lambda s: load_state(s, attempt)))
-            self._states[attempt] = task
-        try:
-            return await asyncio.shield(task)
-        except ANSWERED:
-            self._states.pop(attempt, None)
-            raise
+            task.add_done_callback(lambda done: self._was_read(attempt, done))
+        self._states[attempt] = task  # behind all others: the last to be let go
+        return await asyncio.shield(task)
+
+    def _was_read(self, attempt: AttemptId, task: asyncio.Task[AttemptState]) -> None:
+        """Forget an attempt that could not be read, whatever the reason: the next call tries again."""
+        self.counts["loaded"] += 1
+        if (task.cancelled() or task.exception()) and self._states.get(attempt) is task:
+            del self._states[attempt]
 
     def _loaded(self, attempt: AttemptId) -> AttemptState | None:
         task = self._states.get(attempt)
         return task.result() if task and task.done() and not task.exception() else None
 
     def _evict(self) -> None:
-        """Let the longest known idle attempts go: Postgres knows all that they held."""
+        """Let idle attempts go, the longest unused first: Postgres knows all that they held.
+
+        Looks at each attempt in memory, and is done for each attempt that is read.
+        """
         loaded = {attempt: state for attempt in self._states if (state := self._loaded(attempt)) is not None}
-        held = sum(state.tree.num_tokens for state in loaded.values())
+        held, unwritten = sum(state.size for state in loaded.values()), self._delivered.attempts
         for attempt, state in loaded.items():
             if held <= MOST_HELD_TOKENS:
                 return
-            if not state.busy:
-                held -= state.tree.num_tokens
+            if not (state.busy or attempt in self._users or attempt in unwritten):
+                held -= state.size
                 del self._states[attempt]
 
     async def _check_open(self, state: AttemptState) -> None:

@@ -17,6 +17,8 @@ T = TypeVar("T")
 AWAY = (OperationalError, InterfaceError)
 """Postgres does not answer; every other failure is about what was asked of it."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
+LEAST_TRY_S = 10.0
+"""Seconds that a try gets, however little of the hold is left: a new connection may need some."""
 
 
 class Store:
@@ -54,12 +56,20 @@ class Store:
         deadline, delay = time.monotonic() + self._hold_s, FIRST_RETRY_S
         while True:
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._threads, once)
+                return await self._try(once, max(deadline - time.monotonic(), LEAST_TRY_S))
             except AWAY:
                 if time.monotonic() + delay > deadline:
                     raise
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_S)
+
+    async def _try(self, once: Callable[[], T], timeout_s: float) -> T:
+        """One try. Raises OperationalError when the server is silent: its thread is left to its own end."""
+        work = asyncio.get_running_loop().run_in_executor(self._threads, once)
+        try:
+            return await asyncio.wait_for(work, timeout_s)
+        except TimeoutError as error:
+            raise OperationalError(None, None, error) from error
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)

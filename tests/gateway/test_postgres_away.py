@@ -1,0 +1,210 @@
+"""Postgres goes away while calls are under way: harnesses see slowness, and each call is written once."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import psycopg
+import pytest
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+from db import migrate
+from gyre.stack import postgres
+from gyre.stack.ports import HOST, choose_port
+from tests.gateway.conftest import World, gateway_thread, wait_until
+from tests.gateway.scripted_engine import ScriptedEngine
+from tests.gateway.test_calls import CHAT, by_seed, chat, said
+from tests.gateway.wire import DIALECTS, refusal_in, request_in, text_in
+
+AWAY_S = 1.0
+"""Long enough for several tries of the gateway, far below how long it holds a call."""
+TEXTS = ("one", "two", "three", "four")
+
+
+class Server:
+    """A Postgres of this module's own, which can be killed or frozen with all its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log, port = folder / "away.log", choose_port(set())
+        self.dsn = f"postgresql://gyre:secret@{HOST}:{port}/postgres"
+        postgres.initialise(folder / "away", "secret")
+        # What was committed must outlive a kill, so only the disk's own flush is left out.
+        self._spec = postgres.server(folder / "away", self._log, port, self.dsn, {"fsync": "off"})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._spec.command, **self._spec.credentials._asdict(), cwd="/", stdout=output, stderr=output
+            )
+        wait_until(self._spec.healthy, self._process)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        for each in self._processes():
+            each.kill()
+        self._process.wait(30)
+
+    def freeze(self) -> None:
+        """Connections stay, nothing answers."""
+        for each in self._processes():
+            each.suspend()
+
+    def thaw(self) -> None:
+        for each in self._processes():
+            each.resume()
+
+    def _processes(self) -> list[psutil.Process]:
+        """The postmaster first, so that it starts nothing more."""
+        assert self._process is not None
+        postmaster = psutil.Process(self._process.pid)
+        return [postmaster, *postmaster.children(recursive=True)]
+
+
+@pytest.fixture(scope="module")
+def server(short_folder: Path) -> Iterator[Server]:
+    made = Server(short_folder)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def postgres_server(server: Server) -> str:
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE gyre_template")
+    migrate.upgrade(server.dsn.replace("/postgres", "/gyre_template"))
+    return server.dsn
+
+
+@contextmanager
+def server_away(server: Server, how: str) -> Iterator[None]:
+    """It is there again afterwards, whatever happens."""
+    go_away(server, how)
+    try:
+        yield
+    finally:
+        come_back(server, how)
+
+
+def go_away(server: Server, how: str) -> None:
+    server.kill() if how == "killed" else server.freeze()
+
+
+def come_back(server: Server, how: str) -> None:
+    server.start() if how == "killed" else server.thaw()
+
+
+def ask_all(pool: ThreadPoolExecutor, http: httpx.Client) -> list[Future[httpx.Response]]:
+    return [pool.submit(http.post, CHAT, json=chat(text)) for text in TEXTS]
+
+
+def assert_each_written_once(world: World, engine: ScriptedEngine, answers: list[httpx.Response]) -> None:
+    assert [answer.status_code for answer in answers] == [200] * len(TEXTS)
+    committed = [call for call in world.calls() if call.status == "committed"]
+    assert sorted(said(answer) for answer in answers) == sorted(call.response["text"] for call in committed)
+    assert len(committed) == len(engine.requests) == len(TEXTS)
+    sampled = [node for node in world.nodes() if node.kind == "sampled"]
+    assert {node.id for node in sampled} == {call.sampled_node_id for call in committed}
+    assert [node.index for node in world.nodes()] == list(range(len(world.nodes())))
+
+
+@pytest.mark.parametrize("stage", ["begin", "sampling", "commit"])
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_calls_outlast_a_postgres_that_is_away(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, server: Server, how: str, stage: str
+) -> None:
+    engine.script = by_seed
+    engine.gate.clear()
+    http.post("/v1/messages/count_tokens", json=chat("one")).raise_for_status()
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        if stage == "begin":
+            go_away(server, how)
+        asked = ask_all(pool, http)
+        if stage != "begin":
+            wait_until(lambda: len(engine.requests) == len(TEXTS))
+            go_away(server, how)
+        if stage == "commit":
+            engine.gate.set()
+        time.sleep(AWAY_S)
+        early = [each for each in asked if each.done()]
+        come_back(server, how)
+        engine.gate.set()
+        answers = [each.result() for each in asked]
+    assert not early
+    assert_each_written_once(gateway, engine, answers)
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_postgres_away_for_too_long_is_one_503_and_a_retry_works(
+    world: World, engine: ScriptedEngine, server: Server, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("gateway.store.LEAST_TRY_S", 2)
+    world.boot_options["hold_s"] = 2
+    refusals = {"anthropic": 529}  # its own word for it
+    asked = [request_in(dialect, "hi", max_tokens=50) for dialect in DIALECTS]
+    with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=60) as client:
+        client.post(CHAT, json=chat("before")).raise_for_status()
+        with server_away(server, how):
+            refused = [client.post(path, json=body) for path, body in asked]
+        retried = [client.post(path, json=body).raise_for_status() for path, body in asked]
+    for dialect, answer, again in zip(DIALECTS, refused, retried, strict=True):
+        assert (answer.status_code, answer.headers["retry-after"]) == (refusals.get(dialect, 503), "1")
+        assert refusal_in(answer.json())[1] == "the record cannot be written at the moment"
+        assert text_in(dialect, again.json()) == "done"
+    # What a frozen server had been asked for it does when it goes on: rows that nobody works on.
+    committed = [call for call in world.calls() if call.status == "committed"]
+    assert len(committed) == len(engine.requests) == 1 + len(DIALECTS)
+
+
+def test_an_answer_that_could_not_be_recorded_is_sampled_again(
+    world: World, engine: ScriptedEngine, server: Server
+) -> None:
+    """The first row is nobody's any more: it stays in flight without a node until the attempt is sealed."""
+    world.boot_options["hold_s"] = 2
+    engine.script = by_seed
+    engine.gate.clear()
+    with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=60) as client:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.post, CHAT, json=chat("hi"))
+            wait_until(lambda: engine.requests)
+            with server_away(server, "killed"):
+                engine.gate.set()
+                refused = asked.result()
+        answer = client.post(CHAT, json=chat("hi")).raise_for_status()
+    assert refused.status_code == 503
+    assert [call.status for call in world.calls()] == ["in_flight", "committed"]
+    assert said(answer) == world.calls()[1].response["text"]
+    assert [node.call_id for node in world.nodes()] == [world.calls()[1].id] * 2
+
+
+def test_a_batch_that_is_done_twice_writes_once(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every statement is committed and its connection lost before the gateway hears of it, once each."""
+    commit, lock, lost = PGDialect_psycopg.do_commit, threading.Lock(), list[str]()
+
+    def commit_and_lose(dialect: PGDialect_psycopg, connection: psycopg.Connection) -> None:
+        commit(dialect, connection)
+        with lock:
+            lost.append("lost" if connection.autocommit and len(lost) % 2 == 0 else "heard")
+            if lost[-1] == "lost":
+                raise psycopg.OperationalError("the connection was lost")
+
+    engine.script = by_seed
+    engine.gate.clear()
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        asked = ask_all(pool, http)
+        wait_until(lambda: len(engine.requests) == len(TEXTS))
+        with monkeypatch.context() as patched:
+            patched.setattr(PGDialect_psycopg, "do_commit", commit_and_lose)
+            engine.gate.set()
+            answers = [each.result() for each in asked]
+    assert "lost" in lost
+    assert_each_written_once(gateway, engine, answers)

@@ -1,0 +1,141 @@
+"""Two gateways of one run, alive at the same time on one database: nothing is sampled or recorded twice."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from db.session import transaction
+from gyre.trajectory.arrays import unpack_ids
+from tests.gateway.conftest import World, gateway_process, gateway_thread, wait_until
+from tests.gateway.scripted_engine import Part, ScriptedEngine
+from tests.gateway.test_calls import CHAT, abandon, by_seed, chat, said
+
+
+@pytest.fixture
+def other(world: World) -> World:
+    """The same run as another gateway serves it, on a port of its own."""
+    folder = world.folder / "other"
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return replace(world, port=free.getsockname()[1], folder=folder, apps=[])
+
+
+@pytest.fixture
+def two(world: World, other: World) -> Iterator[tuple[World, World]]:
+    with ExitStack() as stack:
+        stack.enter_context(gateway_thread(world))
+        stack.enter_context(gateway_thread(other))
+        yield world, other
+
+
+def ask(world: World, *texts: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {world.token}"}
+    return httpx.post(world.url + CHAT, json=chat(*texts), headers=headers, timeout=100)
+
+
+def joined(world: World) -> bool:
+    return httpx.get(f"{world.url}/health").json()["counts"].get("joined") == 1
+
+
+def path_of(world: World, number: int) -> list[int]:
+    """The recorded tokens from the root to the end of a call's answer."""
+    by_id = {node.id: node for node in world.nodes()}
+    node = by_id[world.calls()[number].sampled_node_id]
+    pieces = [unpack_ids(node.token_ids)]
+    while node.parent_id:
+        offset, node = node.parent_offset, by_id[node.parent_id]
+        pieces.append(unpack_ids(node.token_ids)[:offset])
+    return np.concatenate(pieces[::-1]).tolist()
+
+
+def test_a_call_that_the_other_gateway_holds_is_waited_for(
+    two: tuple[World, World], engine: ScriptedEngine
+) -> None:
+    first, second = two
+    engine.script = by_seed
+    engine.gate.clear()
+    abandon(first, chat("hi"))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, second, "hi")
+        wait_until(lambda: joined(second))
+        owner = first.calls()[0].lease_owner
+        engine.gate.set()
+        answer = asked.result().raise_for_status()
+    (call,) = first.calls()
+    assert owner.startswith(f"here:{first.port}/")
+    assert said(answer) == call.response["text"]
+    assert len(engine.requests) == 1
+    # What the second one took from the record it can go on from.
+    ask(second, "hi", said(answer), "more").raise_for_status()
+    assert engine.requests[1].input_ids[: len(path_of(first, 0))] == path_of(first, 0)
+
+
+def test_a_call_of_a_killed_gateway_goes_on_under_its_index_and_seed(
+    world: World, other: World, engine: ScriptedEngine
+) -> None:
+    engine.script = by_seed
+    engine.gate.clear()
+    with gateway_process(world) as killed:
+        abandon(world, chat("hi"))
+        wait_until(lambda: engine.requests)
+        killed.kill()
+        killed.wait()
+    with transaction(world.database) as session:
+        session.execute(text("UPDATE model_call SET lease_expires_at = now() - interval '1 s'"))
+    engine.gate.set()
+    with gateway_thread(other):
+        answer = ask(other, "hi").raise_for_status()
+    (call,) = world.calls()
+    before, after = engine.requests
+    assert before.sampling_params == after.sampling_params
+    assert before.input_ids == after.input_ids
+    assert (call.index, call.status) == (0, "committed")
+    assert said(answer) == call.response["text"]
+
+
+def test_a_conversation_that_alternates_is_one_path(two: tuple[World, World], engine: ScriptedEngine) -> None:
+    """ "hello" is one token, here spelt in five: made to tokens again, the answers would be other ones."""
+
+    def spelt(request: object, prompt: str) -> Part:
+        letters = f"hello {len(engine.requests)}"
+        ids = [token for letter in letters for token in engine.tokenizer.encode(letter)]
+        return Part(ids=[*ids, engine.tokenizer.eos_token_id])
+
+    engine.script = spelt
+    texts = ["question 0"]
+    for turn in range(6):
+        answer = ask(two[turn % 2], *texts).raise_for_status()
+        texts += [said(answer), f"question {turn + 1}"]
+        path = path_of(two[0], turn)
+        assert path[: len(engine.requests[turn].input_ids)] == engine.requests[turn].input_ids
+    assert len(two[0].leaves()) == 1
+    assert [call.index for call in two[0].calls()] == list(range(6))
+    for turn in range(1, 6):
+        before = path_of(two[0], turn - 1)
+        assert engine.requests[turn].input_ids[: len(before)] == before
+
+
+def test_answers_of_both_at_once_are_placed_one_after_the_other(
+    two: tuple[World, World], engine: ScriptedEngine
+) -> None:
+    """Both would write the same indexes of nodes, as each knows its own tree."""
+    engine.script = lambda request, prompt: f"of {len(request.input_ids)}"
+    engine.gate.clear()
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, two[i % 2], f"question {'and more ' * i}") for i in range(4)]
+        wait_until(lambda: len(engine.requests) == 4)
+        engine.gate.set()
+        assert [each.result().status_code for each in asked] == [200] * 4
+    nodes = two[0].nodes()
+    assert [node.index for node in nodes] == list(range(len(nodes)))
+    assert len([node for node in nodes if node.kind == "sampled"]) == 4
+    prompts = sorted(request.input_ids for request in engine.requests)
+    counts = [call.num_input_tokens for call in two[0].calls()]
+    assert sorted(path_of(two[0], i)[: counts[i]] for i in range(4)) == prompts
