@@ -70,6 +70,8 @@ class LiveCall:
 
 @dataclass(eq=False, slots=True)
 class AttemptState:
+    """One attempt as this gateway knows it; there is one at most, or two would disagree."""
+
     attempt: AttemptId
     facts: calls.AttemptFacts
     tree: PrefixTree = field(default_factory=PrefixTree)
@@ -83,6 +85,8 @@ class AttemptState:
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
     num_in_flight: int = 0
+    num_characters: int = 0
+    """Of the answers that are remembered."""
     next_index: int = 0
     """Of the next call, if no other gateway took it; never below ``num_calls``."""
 
@@ -91,6 +95,11 @@ class AttemptState:
         """Whether a call is under way or a client still waits for one."""
         waited_for = (call.connected for calls_of_key in self.live.values() for call in calls_of_key)
         return self.num_in_flight > 0 or any(waited_for)
+
+    @property
+    def size(self) -> int:
+        """Roughly what is held, in tokens: four characters count as one."""
+        return self.tree.num_tokens + self.num_characters // 4
 
     def take_index(self) -> int:
         """An index that no other call of this gateway has."""
@@ -105,6 +114,7 @@ class AttemptState:
             self.sampled[match_key] = node.index
         if answer:
             message = answer.message()
+            self.num_characters += answer.num_characters
             self.recorded |= {call.id: message for call in answer.tool_calls}
             if answer.tool_calls:
                 self.sayings[saying(message)].append(message)
@@ -144,6 +154,7 @@ def restore_tree(state: AttemptState, nodes: Sequence[TreeNode], rows: Sequence[
     answers = {row.sampled_node_id: Answer.from_json(row.response) for row in rows if row.response}
     state.tree, state.sampled, state.recorded = PrefixTree(), {}, {}
     state.sayings.clear()
+    state.num_characters = 0
     for row in nodes:
         parent = Point(index_of[row.parent_id], row.parent_offset) if row.parent_id else None
         node = Node(row.index, parent, row.position, NodeKind(row.kind), unpack_ids(row.token_ids))

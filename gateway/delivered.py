@@ -6,7 +6,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from db import calls
 from gateway.store import Store
-from gyre.contracts.ids import CallId
+from gyre.contracts.ids import AttemptId, CallId
 
 GATHER_S = 0.05
 """How long deliveries are gathered for one write; nobody waits for it."""
@@ -21,11 +21,17 @@ class DeliveryLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._pending: set[CallId] = set()
+        self._pending: dict[CallId, AttemptId] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    def add(self, call: CallId) -> None:
-        self._pending.add(call)
+    @property
+    def attempts(self) -> set[AttemptId]:
+        """Whose record does not say yet what was delivered."""
+        return set(self._pending.values())
+
+    def add(self, attempt: AttemptId, call: CallId) -> None:
+        """Have it written that the call's answer was delivered; returns at once."""
+        self._pending[call] = attempt
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
 
@@ -42,4 +48,5 @@ class DeliveryLog:
                 await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch), "delivered")
             except SQLAlchemyError:
                 return  # Kept: the next delivery tries again.
-            self._pending -= set(batch)
+            for call in batch:
+                self._pending.pop(call, None)

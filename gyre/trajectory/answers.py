@@ -16,13 +16,22 @@ OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """What the policy said, read."""
+
     text: str
     tool_calls: tuple[ToolCall, ...]
     reasoning: str | None
     num_malformed: int
     """Tool call markup that could not be read as a call."""
 
+    @property
+    def num_characters(self) -> int:
+        """Of all that was said."""
+        calls = sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return len(self.text) + len(self.reasoning or "") + calls
+
     def message(self) -> Message:
+        """The same in the canonical form."""
         return assistant(self.text, self.tool_calls, reasoning=self.reasoning)
 
     def as_json(self) -> dict[str, Any]:
@@ -37,6 +46,7 @@ class Answer:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Answer":
+        """What `as_json` made of an answer."""
         calls = tuple(ToolCall(**call) for call in stored["tool_calls"])
         return cls(stored["text"], calls, stored["reasoning"], stored["malformed"])
 
