@@ -50,7 +50,7 @@ def install(say: Callable[[str], None]) -> None:
 @contextmanager
 def proxy(stack: Stack, workers: int) -> Iterator[Served]:
     """A running proxy in front of the instant backend."""
-    port = choose_port({stack.backend_port, stack.gateway_port})
+    port = choose_port({stack.backend_port})
     backend = f"http://{HOST}:{stack.backend_port}"
     document = {
         "model_list": [

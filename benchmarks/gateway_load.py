@@ -7,7 +7,7 @@ share of the machine takes from the server under test.
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from benchmarks.gateway_conversation import NUM_TURNS, Conversation
@@ -56,8 +56,10 @@ class Measured:
     """What a stretch of load came to."""
 
     latencies_ms: list[float] = field(default_factory=list)
+    due_ms: list[float] = field(default_factory=list)
+    """Open loop: from when a request was due to its last byte."""
     late_ms: list[float] = field(default_factory=list)
-    """Open loop: how much later than due a request was written."""
+    """Open loop: how much later than due a request was taken up."""
     body_bytes: list[int] = field(default_factory=list)
     num_failed: int = 0
     first_failure: str = ""
@@ -77,9 +79,14 @@ class Load:
     """Conversations against one server; those that are over make room for new ones."""
 
     def __init__(
-        self, port: int, source: Iterator[Conversation], concurrent: int, headers: Iterable[str]
+        self,
+        port_of: Callable[[str], int],
+        source: Iterator[Conversation],
+        concurrent: int,
+        headers: Iterable[str],
     ) -> None:
-        self._port, self._source = port, source
+        """``port_of`` says where the conversation with a token is served."""
+        self._port_of, self._source = port_of, source
         self._headers = "".join(f"{header}\r\n" for header in headers)
         self._idle = [next(source) for _ in range(concurrent)]
         self._connections: dict[str, Connection] = {}
@@ -123,7 +130,7 @@ class Load:
         while (due := due + rng.expovariate(rate)) < seconds:
             await asyncio.sleep(max(0.0, begun + due - time.perf_counter()))
             measured.late_ms.append(1000 * max(0.0, time.perf_counter() - begun - due))
-            task = asyncio.create_task(self._turn(measured))
+            task = asyncio.create_task(self._due(begun + due, measured))
             running.add(task)
             task.add_done_callback(running.discard)
         await asyncio.gather(*running)
@@ -133,6 +140,10 @@ class Load:
     def close(self) -> None:
         for connection in self._connections.values():
             connection.transport.abort()
+
+    async def _due(self, due: float, measured: Measured) -> None:
+        await self._turn(measured)
+        measured.due_ms.append(1000 * (time.perf_counter() - due))
 
     async def _turn(self, measured: Measured) -> None:
         """A call of the conversation that has waited longest; of a new one if all are in use."""
@@ -165,7 +176,7 @@ class Load:
         known = self._connections.get(token)
         if known is None or known.transport.is_closing():  # servers close what was idle for long
             loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port)
+            _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port_of(token))
             self._connections[token] = connection
         return self._connections[token]
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from benchmarks.gateway_conversation import ANSWER, source_text
 from db import migrate
 from db.models import Attempt, Cell, Execution, QueryGroup, Run, RunConfig, Task
 from db.session import connect, transaction
-from gyre.contracts.ids import RunId, attempt_id, cell_id, execution_id, group_id, task_id
-from gyre.contracts.processes import GatewayBoot
+from gyre.contracts.ids import AttemptId, RunId, attempt_id, cell_id, execution_id, group_id, task_id
+from gyre.contracts.processes import GatewayAddress, GatewayBoot, gateway_of
 from gyre.contracts.tokens import attempt_of_token, attempt_token
 from gyre.stack import postgres
 from gyre.stack.ports import HOST, accepts, choose_port
@@ -111,7 +111,9 @@ class Stack:
         self.folder, self._stack = folder, stack
         self.model = folder / "model"
         self.tokenizer = build_tokenizer(self.model)
-        self.backend_port, self.gateway_port = choose_port(set()), choose_port(set())
+        self.backend_port = choose_port(set())
+        self.gateways: list[GatewayAddress] = []
+        self._num_attempts = 0
         self.dsn, self.postgres = self._start_postgres()
         self.backend = self._start_backend()
         self.database = connect(self.dsn)
@@ -121,35 +123,45 @@ class Stack:
 
     def attempts(self, batch: int = 256) -> Iterator[str]:
         """Tokens of open attempts, made as they are needed."""
-        number = 0
         while True:
+            first, self._num_attempts = self._num_attempts, self._num_attempts + batch
             with transaction(self.database) as session:
-                names = _add_attempts(session, range(number, number + batch))
-            number += batch
+                names = _add_attempts(session, range(first, self._num_attempts))
             yield from (attempt_token(SECRET, name) for name in names)
 
-    def attempt_of(self, token: str) -> str:
+    def attempt_of(self, token: str) -> AttemptId:
         """The id of the attempt that a token stands for."""
         attempt = attempt_of_token(SECRET, token)
         assert attempt is not None, "a token of this run"
         return attempt
 
     @contextmanager
-    def gateway(self) -> Iterator[psutil.Process]:
-        """``python -m gateway``, ready."""
-        boot = GatewayBoot(
+    def serving(self, num_processes: int) -> Iterator[list[psutil.Process]]:
+        """So many ``python -m gateway``, ready; ``gateways`` says where."""
+        with ExitStack() as stack:
+            boots = [self._gateway_boot(index) for index in range(num_processes)]
+            self.gateways = [GatewayAddress(url=f"http://{HOST}:{b.port}", socket=b.socket) for b in boots]
+            yield [stack.enter_context(self._gateway(boot)) for boot in boots]
+
+    def port_of(self, token: str) -> int:
+        """Where the attempt with this token is served, by the product's own rule."""
+        return int(gateway_of(self.attempt_of(token), self.gateways).url.rpartition(":")[2])
+
+    def _gateway_boot(self, index: int) -> GatewayBoot:
+        return GatewayBoot(
             run=RUN,
             services={"postgres_dsn": self.dsn},
             state_dir=str(self.folder),
             host="bench",
-            port=self.gateway_port,
-            socket=str(self.folder / "gateway.sock"),
+            port=choose_port({self.backend_port}),
+            socket=str(self.folder / f"gateway-{index}.sock"),
         )
-        path = self.folder / "gateway.json"
+
+    def _gateway(self, boot: GatewayBoot) -> AbstractContextManager[psutil.Process]:
+        path = self.folder / f"gateway-{boot.port}.json"
         path.write_text(boot.model_dump_json())
         command = [sys.executable, "-m", "gateway", "--boot", str(path)]
-        with self.process("gateway", command, self.gateway_port) as process:
-            yield process
+        return self.process(f"gateway-{boot.port}", command, boot.port)
 
     @contextmanager
     def process(self, name: str, command: list[str], port: int, **options: Any) -> Iterator[psutil.Process]:
@@ -173,7 +185,7 @@ class Stack:
         return self._stack.enter_context(self.process("backend", command, self.backend_port))
 
     def _start_postgres(self) -> tuple[str, psutil.Process]:
-        password, port = secrets.token_hex(8), choose_port({self.backend_port, self.gateway_port})
+        password, port = secrets.token_hex(8), choose_port({self.backend_port})
         postgres.initialise(self.folder / "postgres", password)
         dsn, log = f"postgresql://gyre:{password}@{HOST}:{port}/postgres", self.folder / "postgres.log"
         spec = postgres.server(self.folder / "postgres", log, port, dsn)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from db import calls, run_state
 from db.session import connect, transaction
@@ -31,6 +32,9 @@ from gyre.settings.harnesses import harness_facts
 STORE_THREADS = 8
 SWITCH_INTERVAL_S = 0.0005
 """Python's own 5 ms would be half of what the gateway may add to a call."""
+GARBAGE_THRESHOLDS = (100_000, 50, 100)
+"""A request is thousands of small objects that die by themselves, and conversations live for hours: Python's
+own thresholds walk through all of them again and again in the middle of calls."""
 BACKLOG = 2048
 SHUTDOWN_S = 5
 """Harnesses come back for what is cut off, so a stop does not wait for calls."""
@@ -43,7 +47,7 @@ async def serve(boot: GatewayBoot) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(boot: GatewayBoot) -> AsyncGenerator[FastAPI]:
+async def running(boot: GatewayBoot) -> AsyncGenerator[Starlette]:
     """The application with everything behind it, until the block ends."""
     run = RunId(boot.run)
     database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS, pre_ping=False)
@@ -85,7 +89,7 @@ def policy_of(config: dict[str, Any]) -> Policy:
     )
 
 
-def server(app: FastAPI) -> uvicorn.Server:
+def server(app: Starlette) -> uvicorn.Server:
     # No access log: the token may stand in the URL.
     config = uvicorn.Config(
         app,
@@ -94,6 +98,7 @@ def server(app: FastAPI) -> uvicorn.Server:
         lifespan="off",
         # Harnesses that try a websocket first get 405 at once, whatever is installed here.
         ws="none",
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
@@ -129,6 +134,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     # The threads that talk to Postgres need the interpreter for microseconds: the event loop lends it soon.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     # uvicorn raises the signal again when it has stopped; then there is still a record to write.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -29,9 +29,9 @@ Handler = Callable[[Request], Awaitable[Any]]
 DialectOf = Callable[[Request], Dialect]
 
 
-def create_app(service: Service, model: Path, ping_s: float) -> FastAPI:
+def create_app(service: Service, model: Path, ping_s: float) -> Starlette:
     """The application of one run; ``model`` only gives the name that is listed."""
-    app = FastAPI(openapi_url=None)
+    app = Starlette()
     app.state.service = service
 
     def routes(path: str, endpoint: Handler, methods: list[str]) -> None:

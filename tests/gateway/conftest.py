@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
+from starlette.applications import Starlette
 from transformers import PreTrainedTokenizerFast
 
 from db import attempts, calls
@@ -75,7 +75,7 @@ class World:
     port: int
     attempt: AttemptId = ATTEMPT
     boot_options: dict[str, Any] = field(default_factory=dict)
-    apps: list[FastAPI] = field(default_factory=list)
+    apps: list[Starlette] = field(default_factory=list)
 
     @property
     def url(self) -> str:
