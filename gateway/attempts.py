@@ -5,7 +5,7 @@ Everything here can be read again from Postgres; a restarted gateway does so at 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,8 +75,10 @@ class AttemptState:
     attempt: AttemptId
     facts: calls.AttemptFacts
     tree: PrefixTree = field(default_factory=PrefixTree)
-    sampled: dict[str, int] = field(default_factory=dict)
-    """match_key -> index of the newest sampled node that ends such a conversation."""
+    sampled: dict[str, list[int]] = field(default_factory=dict)
+    """match_key -> indexes of the sampled nodes that end such a conversation, oldest first."""
+    thoughts: dict[int, str | None] = field(default_factory=dict)
+    """Index of a sampled node -> its reasoning, which no key contains."""
     recorded: dict[str, Message] = field(default_factory=dict)
     """Tool call id -> the answer that carried it."""
     sayings: defaultdict[bytes, list[Message]] = field(default_factory=lambda: defaultdict(list))
@@ -111,9 +113,10 @@ class AttemptState:
         """Take a committed node into the tree; ``answer`` is what a sampled one was read as."""
         self.tree.append(node)
         if match_key:
-            self.sampled[match_key] = node.index
+            self.sampled.setdefault(match_key, []).append(node.index)
         if answer:
             message = answer.message()
+            self.thoughts[node.index] = answer.reasoning
             self.num_characters += answer.num_characters
             self.recorded |= {call.id: message for call in answer.tool_calls}
             if answer.tool_calls:
@@ -152,7 +155,7 @@ def restore_tree(state: AttemptState, nodes: Sequence[TreeNode], rows: Sequence[
     """Make the tree, the keys and the answers those of the rows; calls under way stay."""
     index_of = {node.id: node.index for node in nodes}
     answers = {row.sampled_node_id: Answer.from_json(row.response) for row in rows if row.response}
-    state.tree, state.sampled, state.recorded = PrefixTree(), {}, {}
+    state.tree, state.sampled, state.thoughts, state.recorded = PrefixTree(), {}, {}, {}
     state.sayings.clear()
     state.num_characters = 0
     for row in nodes:
@@ -183,12 +186,39 @@ def match(state: AttemptState, request: CanonicalRequest, renderer: Renderer) ->
     spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
     found = next((i for i in reversed(spoken) if keys[i] in state.sampled), None)
     if found is not None:
-        node = state.tree[state.sampled[keys[found]]]
+        node = state.tree[_same_thoughts(state, state.sampled[keys[found]], messages[: found + 1])]
         stopped = renderer.ends_turn(node.token_ids)
         text = renderer.bridge(messages[found], messages[found + 1 :], request.tools, stopped=stopped)
         if text is not None:
             return Match(node.end, text, keys[-1], forked=found != spoken[-1])
     return Match(None, renderer.full(messages, request.tools), keys[-1], forked=bool(spoken))
+
+
+def _same_thoughts(state: AttemptState, ends: Sequence[int], messages: Sequence[Message]) -> int:
+    """Of the nodes that end this conversation, the one whose thoughts came back with it, else the newest.
+
+    The last answer's thoughts count most, then those of the one before it: equal answers may stand at the
+    end of different ones.
+    """
+    if len(ends) == 1:
+        return ends[0]
+    came_back = [message.reasoning or "" for message in reversed(messages) if message.role == "assistant"]
+
+    def likeness(end: int) -> tuple[list[bool], int]:
+        recorded = _thoughts_before(state, end)
+        return [had == came.strip() for had, came in zip(recorded, came_back, strict=False)], end
+
+    return max(ends, key=likeness)
+
+
+def _thoughts_before(state: AttemptState, end: int) -> Iterator[str]:
+    """The reasoning of a sampled node and of those before it, the last one first."""
+    point: Point | None = state.tree[end].end
+    while point is not None:
+        node = state.tree[point.node]
+        if node.kind == NodeKind.SAMPLED:
+            yield state.thoughts.get(node.index) or ""
+        point = node.parent
 
 
 def prompt_of(state: AttemptState, found: Match, suffix: Ids, renderer: Renderer) -> Prompt:

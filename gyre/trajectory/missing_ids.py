@@ -53,5 +53,7 @@ def _recorded(
 ) -> Message:
     if not has_missing_ids([message]):
         return message
-    same = reversed(recorded.get(saying(message), ()))
-    return next((answer for answer in same if extend_key(key, answer) in known), message)
+    same = [each for each in recorded.get(saying(message), ()) if extend_key(key, each) in known]
+    # The newest, but rather one whose thoughts came back; no saying contains those.
+    thought = [each for each in same if (each.reasoning or "") == (message.reasoning or "").strip()]
+    return (thought or same or [message])[-1]

@@ -6,14 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from sqlalchemy import update
+from transformers import PreTrainedTokenizerFast
 
 from db.models import ModelCall
 from db.session import transaction
+from gyre.contracts.engine import GenerateRequest
 from gyre.trajectory.answers import short_hash
 from tests.gateway.conftest import World, gateway_thread, wait_until
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.test_calls import CHAT, abandon, by_seed, chat, said
-from tests.gateway.wire import DIALECTS, request_in, text_in
+from tests.gateway.wire import DIALECTS, PATHS, request_in, text_in
 
 
 def test_delivered_answer_asked_again_is_a_sibling(
@@ -35,6 +37,60 @@ def test_connected_twins_are_siblings(http: httpx.Client, gateway: World, engine
         answers = {said(each.result()) for each in asked}
     assert len(answers) == 2
     assert len([n for n in gateway.nodes() if n.kind == "context"]) == 1
+
+
+class Talk:
+    """One of several clients that say the same; it sends back what it was answered, or the text only."""
+
+    def __init__(self, http: httpx.Client, *, whole: bool = True) -> None:
+        self._http, self._whole = http, whole
+        self.messages: list[dict] = []
+
+    def ask(self, text: str) -> list[str]:
+        """The types of the answer's blocks."""
+        self.messages.append({"role": "user", "content": text})
+        body = {"model": "m", "max_tokens": 99, "messages": self.messages}
+        blocks = self._http.post(PATHS["anthropic"], json=body).raise_for_status().json()["content"]
+        kept = blocks if self._whole else [block for block in blocks if block["type"] == "text"]
+        self.messages.append({"role": "assistant", "content": kept})
+        return [block["type"] for block in blocks]
+
+
+def think_in_turn(engine: ScriptedEngine, *thoughts: str) -> None:
+    """Every answer is "ok"; the first ones have these thoughts, the others none."""
+
+    def script(request: GenerateRequest, prompt: str) -> str:
+        number = len(engine.requests) - 1
+        return f"<think>{thoughts[number]}</think>ok" if number < len(thoughts) else "ok"
+
+    engine.script = script
+
+
+def test_twins_with_other_thoughts_go_on_as_themselves(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Also where their next answers are equal in all, and only the thoughts before them are not."""
+    think_in_turn(engine, "alpha", "beta")
+    talks = [Talk(http), Talk(http)]
+    for text in ("go", "more", "and more"):
+        for talk in talks:
+            talk.ask(text)
+    shown = [tokenizer.decode(request.input_ids) for request in engine.requests[2:]]
+    assert ["alpha" in prompt for prompt in shown] == [True, False, True, False]
+    assert ["beta" in prompt for prompt in shown] == [False, True, False, True]
+    assert len(gateway.leaves()) == 2
+
+
+def test_thoughts_that_are_left_out_go_on_at_the_newest(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    think_in_turn(engine, "alpha", "beta")
+    talks = [Talk(http, whole=False), Talk(http, whole=False)]
+    for talk in talks:
+        assert talk.ask("go") == ["thinking", "text"]
+    talks[0].ask("more")
+    assert "beta" in tokenizer.decode(engine.requests[-1].input_ids)
+    assert gateway.calls()[-1].num_reused_tokens > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
