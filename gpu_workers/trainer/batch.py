@@ -14,7 +14,7 @@ from db.models import BatchExecution, MicroStep
 from db.session import transaction
 from db.training import Claimant
 from gpu_workers.trainer.data import Path, assemble
-from gpu_workers.trainer.loss import Totals
+from gpu_workers.trainer.loss import Totals, keeps
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica, StepResult, Sums
 from gyre.contracts.errors import TrainerFailed
@@ -142,14 +142,6 @@ def needing_gradient(paths: Sequence[Path], known: Sums, section: LossSection) -
     ]
 
 
-def keeps(advantage: float, sums: tuple[float, int], section: LossSection) -> bool:
-    """keep_i of one execution; the same rule as ``loss.kept``."""
-    if section.form == "truncated":
-        return True
-    ratio = math.exp(sums[0] / sums[1])
-    return not ((advantage > 0 and ratio > section.clip_high) or (advantage < 0 and ratio < section.clip_low))
-
-
 def metrics_of(work: BatchWork, section: LossSection, num_executions: int) -> dict[str, Any]:
     """What the update reports about its batch. Averages are over targets that entered a backward pass;
     ``num_tokens`` were computed for them, ``num_path_tokens`` would have been with nothing shared."""
@@ -157,7 +149,7 @@ def metrics_of(work: BatchWork, section: LossSection, num_executions: int) -> di
     sums = work.execution_sums()
     ratios = [math.exp(total / count) for total, count in sums.values()]
     advantage = {name: work.executions[name].advantage for name in sums if work.executions[name].advantage}
-    kept = [name for name in advantage if keeps(advantage[name], sums[name], section)]
+    kept = {name for result in work.results.values() for name in result.kept}
     targets = max(totals.num_targets, 1)
     return {
         "num_executions": num_executions,

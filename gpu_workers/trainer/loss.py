@@ -17,6 +17,7 @@ gradient is (1 - q) grad log pi_theta. H is the entropy of pi_theta at the targe
 and at the run's temperature, with its gradient. Both hold for clipped executions and those without advantage.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,23 +48,21 @@ class Totals:
 
 
 def execution_sums(log_ratio_T: Tensor, owner_T: Tensor, num_executions: int) -> tuple[Tensor, Tensor]:
-    """Per execution: sum of log(pi_theta / pi_behaviour) and number of targets, both [E]."""
+    """Per execution: sum of log(pi_theta / pi_behaviour) in float64 and number of targets, both [E]."""
+    log_ratio_T = log_ratio_T.double()
     sums = log_ratio_T.new_zeros(num_executions).index_add(0, owner_T, log_ratio_T)
     return sums, torch.bincount(owner_T, minlength=num_executions)
 
 
-def sequence_ratio(sum_log_ratio: Tensor, count: Tensor) -> Tensor:
-    """s_i = exp(mean_t log r_t) over all targets of the execution."""
-    return (sum_log_ratio / count).exp()
-
-
-def kept(advantage: Tensor, ratio: Tensor, section: LossSection) -> Tensor:
-    """keep_i as booleans; all true for ``truncated``, see the module's text."""
+def keeps(advantage: float, sums: tuple[float, int], section: LossSection) -> bool:
+    """keep_i of one execution, from the sum of log(pi_theta / pi_behaviour) over all its targets and their
+    number; always true for ``truncated``, see the module's text."""
     if section.form == "truncated":
-        return torch.ones_like(advantage, dtype=torch.bool)
-    too_high = (advantage > 0) & (ratio > section.clip_high)
-    too_low = (advantage < 0) & (ratio < section.clip_low)
-    return ~(too_high | too_low)
+        return True
+    ratio = math.exp(sums[0] / sums[1])
+    too_high = advantage > 0 and ratio > section.clip_high
+    too_low = advantage < 0 and ratio < section.clip_low
+    return not (too_high or too_low)
 
 
 def token_weights(log_ratio_T: Tensor, cap: float) -> Tensor:

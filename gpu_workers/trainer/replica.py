@@ -41,6 +41,8 @@ class StepResult:
     num_path_tokens: int = 0
     totals: loss.Totals = field(default_factory=loss.Totals)
     sums: Sums = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    """Executions whose policy term entered the gradient."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,7 @@ class Replica:
         packed = self._pack(paths)
         with torch.no_grad():
             scored = self._forward(packed, temperature)
-        sums, _ = self._sums(packed, scored)
-        return StepResult(num_tokens=len(packed.row.tokens), sums=sums)
+        return StepResult(num_tokens=len(packed.row.tokens), sums=_sums(packed, scored))
 
     def accumulate(
         self, paths: Sequence[Path], known: Sums, section: LossSection, temperature: float
@@ -102,18 +103,26 @@ class Replica:
             return StepResult()
         packed = self._pack(paths)
         scored = self._forward(packed, temperature)
-        sums, ratio = self._sums(packed, scored, known)
-        keep = loss.kept(packed.advantage, ratio, section)
+        sums = _sums(packed, scored)
+        advantages = dict(zip(packed.executions, packed.advantage.tolist(), strict=True))
+        kept = tuple(n for n, a in advantages.items() if a and loss.keeps(a, (sums | known)[n], section))
+        keep = torch.tensor([name in kept for name in packed.executions], device=self._device)
         weight = 1 / packed.num_targets.to(packed.advantage.dtype)
         given = (scored.logprobs, packed.behaviour)
         value = loss.policy_loss(*given, packed.owner, keep * packed.advantage * weight, section.weight_cap)
         if section.regularised:
             value = value + loss.regularisation(*given, scored.entropy, packed.owner, weight, section)
         # Under tensor parallelism every rank decides alike: logprobs are equal on all of them.
-        if keep.any() or section.regularised:
+        if kept or section.regularised:
             value.backward()
-        totals = loss.totals(*given, scored.entropy, section.weight_cap)
-        return StepResult(value.item(), len(packed.row.tokens), _num_path_tokens(packed), totals, sums)
+        return StepResult(
+            value=value.item(),
+            num_tokens=len(packed.row.tokens),
+            num_path_tokens=_num_path_tokens(packed),
+            totals=loss.totals(*given, scored.entropy, section.weight_cap),
+            sums=sums,
+            kept=kept,
+        )
 
     def close(self, num_executions: int, clip_norm: float) -> CloseResult:
         """Reduce over ranks, divide by M once, clip by the global norm once, update.
@@ -164,14 +173,6 @@ class Replica:
     def _forward(self, packed: Packed, temperature: float) -> Scored:
         return score_targets(self._ddp(packed.row), packed.row.targets, temperature, self._hf.vocab_size)
 
-    def _sums(self, packed: Packed, scored: Scored, known: Sums | None = None) -> tuple[Sums, Tensor]:
-        log_ratio = scored.logprobs.detach() - packed.behaviour
-        total, count = loss.execution_sums(log_ratio, packed.owner, len(packed.executions))
-        here = dict(zip(packed.executions, zip(total.tolist(), count.tolist(), strict=True), strict=True))
-        whole = [(known or {}).get(name, here[name]) for name in packed.executions]
-        sums, counts = (torch.tensor(part).to(total) for part in zip(*whole, strict=True))
-        return here, loss.sequence_ratio(sums, counts)
-
     def _global_norm(self) -> float:
         """Over the tensor-parallel ranks; what every rank holds alike is counted once."""
         first = parallel_state.get_tensor_model_parallel_rank() == 0
@@ -193,6 +194,13 @@ class Replica:
             return None
         shards = [{n: parts[i] for n, parts in gathered.items()} for i in range(group.size())]
         return {name: tensor.cpu() for name, tensor in weights.from_shards(self._hf, shards).items()}
+
+
+def _sums(packed: Packed, scored: Scored) -> Sums:
+    """Of the targets that are here."""
+    log_ratio = scored.logprobs.detach() - packed.behaviour
+    total, count = loss.execution_sums(log_ratio, packed.owner, len(packed.executions))
+    return dict(zip(packed.executions, zip(total.tolist(), count.tolist(), strict=True), strict=True))
 
 
 def _num_path_tokens(packed: Packed) -> int:

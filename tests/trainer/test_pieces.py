@@ -1,5 +1,6 @@
 """An execution weighs the same however it is cut into micro-steps: gradients in float64 to 1e-9."""
 
+import math
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -7,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_workers.trainer.batch import needing_gradient
+from db.models import BatchExecution
+from gpu_workers.trainer.batch import BatchWork, metrics_of, needing_gradient
 from gpu_workers.trainer.data import Path, pack
 from gpu_workers.trainer.replica import Replica, Sums
 from gyre.contracts.errors import TrainerFailed
 from gyre.settings.runfile import LossSection, OptimizerSection
 from tests.trainer.models import paths_of, random_nodes, random_path, tiny_config
+from tests.trainer.rows import BATCH
 
 CAPPED = LossSection()
 
@@ -77,6 +80,21 @@ def test_one_two_and_five_pieces_give_one_gradient(
     for pieces in ([paths[:2], paths[2:]], [[path] for path in paths]):
         cut = gradients([replica, other], pieces, section)
         assert max((cut[name] - whole[name]).abs().max() for name in whole) < 1e-9
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_what_was_kept_is_decided_once(replica: Replica, side: int) -> None:
+    """Within 1e-9 of a bound: rank 0, the replica and what the update reports agree."""
+    path = random_path(0)
+    total = len(path.targets) * math.log(CAPPED.clip_high) * (1 + side * 1e-9)
+    known = {"e": (total, len(path.targets))}
+    result = replica.accumulate([path], known, CAPPED, 1.0)
+    moved = any(tensor.any() for tensor in (replica.gradients() or {}).values())
+    assert moved == (result.kept == ("e",)) == bool(needing_gradient([path], known, CAPPED)) == (side < 0)
+    row = BatchExecution(execution_id="e", advantage=1.0, num_targets=len(path.targets))
+    work = BatchWork(BATCH, {"e": row}, results={0: result})
+    metrics = metrics_of(work, CAPPED, 1)
+    assert (metrics["skipped"], metrics["num_kept"]) == (not moved, int(moved))
 
 
 def test_a_piece_alone_is_refused_without_the_others_scores(replica: Replica) -> None:
