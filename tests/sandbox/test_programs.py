@@ -60,6 +60,24 @@ def test_a_python_script_needs_its_environment_and_what_that_was_made_from(tmp_p
     assert programs.find(str(path), "harness tool", "-").python == ()
 
 
+@pytest.mark.parametrize("quote", ["", '"', "'"])
+def test_an_interpreter_too_long_for_a_first_line_is_found(tmp_path: Path, quote: str) -> None:
+    """As pip and uv write it where a path has a space or more than a kernel reads."""
+    folder = "a folder" if quote else "f" * 150
+    python = make(tmp_path / folder / "bin" / "python3", "\x7fELF")
+    path = make(python.parent / "tool", f"#!/bin/sh\n'''exec' {quote}{python}{quote} \"$0\" \"$@\"\n' '''")
+    assert programs.find(str(path), "harness tool", "-").python[0] == tmp_path / folder
+
+
+def test_no_interpreter_shows_a_sandbox_all_of_this_machine(tmp_path: Path) -> None:
+    if Path("/bin").is_symlink():
+        path = make(tmp_path / "tool", "#!/bin/python3")
+        assert programs.find(str(path), "harness tool", "-").python[0] == Path("/usr")
+    path = make(tmp_path / "other", "#!/sandbox/python3")
+    with pytest.raises(BadInput, match=r"harness tool: its interpreter /sandbox/python3 is installed in /"):
+        programs.find(str(path), "harness tool", "-")
+
+
 def test_what_a_program_needs_is_mounted(tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "probe", lambda: isolation.BWRAP)
     script = make(tmp_path / "node_modules" / "tool" / "cli.js", "#!/usr/bin/env node")
