@@ -13,8 +13,10 @@ one update, so pi_old is pi_theta while the gradient is taken: s_i against it is
 
 k = q - 1 - log q with q = pi_behaviour / pi_theta of the target is the k3 estimate of KL(theta || behaviour)
 (Schulman 2020, as GRPO uses it: on samples of the behaviour policy without importance weights); its
-gradient is (1 - q) grad log pi_theta. H is the entropy of pi_theta at the target, over the whole vocabulary
-and at the run's temperature, with its gradient. Both hold for clipped executions and those without advantage.
+gradient is (1 - q) grad log pi_theta. Above log q = MAX_LOG_Q it goes on as its tangent: its gradient stays
+at that weight, so that one stale token neither outweighs a batch nor is infinite. H is the entropy of
+pi_theta at the target, over the whole vocabulary and at the run's temperature, with its gradient. Both hold
+for clipped executions and those without advantage.
 """
 
 import math
@@ -24,6 +26,9 @@ import torch
 from torch import Tensor
 
 from gyre.settings.runfile import LossSection
+
+MAX_LOG_Q = 5.0
+"""The policy gives a target 1/148 of the probability that it was sampled with; its gradient weighs 147."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,9 @@ def regularisation(
     per_token = torch.zeros_like(logprobs_T)
     if section.kl_coefficient:
         log_q = behaviour_T - logprobs_T
-        per_token = per_token + section.kl_coefficient * (log_q.expm1() - log_q)
+        bounded = log_q.clamp(max=MAX_LOG_Q)
+        beyond = math.expm1(MAX_LOG_Q) * (log_q - bounded)
+        per_token = per_token + section.kl_coefficient * (bounded.expm1() - bounded + beyond)
     if section.entropy_coefficient:
         per_token = per_token - section.entropy_coefficient * entropy_T
     return (weight_E[owner_T] * per_token).sum()

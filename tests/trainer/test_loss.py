@@ -70,6 +70,28 @@ def test_every_execution_weighs_the_same(first: int, second: int) -> None:
     assert found[:first].sum().item() == pytest.approx(found[first:].sum().item()) == pytest.approx(-1.0)
 
 
+@pytest.mark.parametrize(("log_q", "weight"), [(-40, 1), (4.9, 133.2898), (5.1, 147.4132), (200, 147.4132)])
+def test_kl_has_a_bounded_gradient(log_q: float, weight: float) -> None:
+    """|1 - q| up to the bound, then what it is there; in float32, in which exp(200) is infinite."""
+    logprobs = torch.tensor([-float(log_q), -1.0], requires_grad=True)
+    section, ones = LossSection(kl_coefficient=0.5), torch.ones(1)
+    owner, behaviour = torch.zeros(2, dtype=torch.long), torch.tensor([0.0, -1.0])
+    value = loss.regularisation(logprobs, behaviour, torch.zeros(2), owner, ones, section)
+    value.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.abs().tolist() == pytest.approx([0.5 * weight, 0.0], rel=1e-4)
+    assert torch.isfinite(value)
+
+
+def test_kl_goes_on_smoothly_at_its_bound() -> None:
+    section, owner = LossSection(kl_coefficient=1.0), torch.zeros(1, dtype=torch.long)
+    given = [torch.tensor([-loss.MAX_LOG_Q + shift], dtype=torch.float64) for shift in (-1e-9, 1e-9)]
+    nothing, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    above, below = (loss.regularisation(x, nothing, nothing, owner, ones, section).item() for x in given)
+    assert above > below
+    assert above == pytest.approx(below, rel=1e-8)
+
+
 def test_sums_are_as_exact_as_their_terms() -> None:
     """Ten thousand float32 terms: a sum in float32 would be off by more than a bound can tell."""
     terms = torch.full((10_000,), 0.1)
