@@ -4,7 +4,8 @@ A token's softmax runs over its own chain and the blocks that hold it. Each part
 kernel that gives (output, log-sum-exp), and the parts are merged: with l = log(exp(l1) + exp(l2)) the
 whole is exp(l1 - l) o1 + exp(l2 - l) o2. Backward merges nothing: a fused backward kernel restores its
 part's probabilities as exp(score - l), so with the merged output and the merged l it gives exactly that
-part's share of the gradient, and shares add up (ring attention, arXiv 2310.01889).
+part's share of the gradient, and shares add up (ring attention, arXiv 2310.01889). Shares of 16 bits are
+added in 32: a prefix has one of each branch, and flat training adds those in the gradient's 32 bits.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
-        mixed, groups = torch.empty_like(query, memory_format=torch.contiguous_format), key.shape[1]
+        mixed, groups = query.new_empty(query.shape, dtype=_sum_type(query, layout)), key.shape[1]
         q, k, v, out = (_grouped(tensor, groups) for tensor in (query, key, value, mixed))
         lse = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
         kernel = forward_kernel(q)
@@ -57,6 +58,7 @@ class _TreeAttention(torch.autograd.Function):
                 out[:, :, own], lse[:, :, own] = part, part_lse
             else:
                 _merge(out[:, :, own], lse[:, :, own], part, part_lse)
+        mixed = mixed.to(query.dtype)
         ctx.save_for_backward(query, key, value, mixed, lse)
         ctx.layout, ctx.scale = layout, scale
         return mixed
@@ -64,7 +66,11 @@ class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, lse = ctx.saved_tensors
-        found = [torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)]
+        dtype = _sum_type(query, ctx.layout)
+        found = [
+            torch.empty_like(query, dtype=dtype),
+            *(torch.zeros_like(t, dtype=dtype) for t in (key, value)),
+        ]
         whole = (gradients[0], query, key, value, mixed, *found)
         grad, q, k, v, out, dq, dk, dv = (_grouped(tensor, key.shape[1]) for tensor in whole)
         kernel = backward_kernel(q)
@@ -78,7 +84,12 @@ class _TreeAttention(torch.autograd.Function):
                 dq[:, :, own] += part_q
             dk[:, :, seen] += part_k
             dv[:, :, seen] += part_v
-        return *found, None, None
+        return *(tensor.to(query.dtype) for tensor in found), None, None
+
+
+def _sum_type(query: Tensor, layout: Layout) -> torch.dtype:
+    """Of what parts are added in: wider than 16 bits where there are several."""
+    return torch.promote_types(query.dtype, torch.float32) if layout.blocks else query.dtype
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
@@ -95,5 +106,5 @@ def _parts(layout: Layout) -> list[tuple[slice, slice]]:
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Fold a part into ``out`` and ``lse`` in place."""
     weight = torch.sigmoid(part_lse - lse)[..., None]
-    out.lerp_(part, weight.to(out.dtype))
+    out.lerp_(part.to(out.dtype), weight.to(out.dtype))
     torch.logaddexp(lse, part_lse, out=lse)
