@@ -18,7 +18,7 @@ def latest(session: Session, execution: ExecutionId) -> Attempt | None:
 
 def open_attempt(session: Session, execution: ExecutionId, number: int, host: str) -> Attempt:
     """Open attempt ``number`` (again: returns the row as it is). Raises Fenced if the execution ended."""
-    row = session.get(Execution, execution, with_for_update=True)
+    row = session.get(Execution, execution, with_for_update={"key_share": True})
     if row is None or row.status == ExecutionStatus.TERMINAL:
         raise Fenced(f"{execution} is terminal, so no attempt can be opened")
     if row.status == ExecutionStatus.PENDING:

@@ -36,7 +36,7 @@ def resume_point(session: Session, execution: ExecutionId, host: str, max_attemp
 
     A saved snapshot is scored before anything is run again: durable output is read first.
     """
-    row = session.get_one(Execution, execution, with_for_update=True)
+    row = session.get_one(Execution, execution, with_for_update={"key_share": True})
     last = attempts.latest(session, execution)
     if row.status == ExecutionStatus.TERMINAL:
         return _state(last, execution, "terminal")

@@ -2,7 +2,8 @@
 
 A member that is sealed, locked by somebody, held by another gateway or has its index taken is left out, not
 waited for and no error: its caller then asks `db.calls`, which waits and says why. So one member's trouble
-never reaches the others, and no transaction waits for one lock while it holds another.
+never reaches the others. Rows of executions and runs, whose keys are shared by the foreign keys, are locked
+FOR NO KEY UPDATE everywhere: these writes do not wait for them.
 """
 
 import json

@@ -24,7 +24,7 @@ def newest_config(session: Session, run: str) -> dict[str, Any]:
 
 def advance_status(session: Session, run: str, status: RunStatus, *, failure: str | None = None) -> None:
     """Move the run along its lifecycle; a repeat changes nothing."""
-    row = session.get_one(Run, run, with_for_update=True)
+    row = session.get_one(Run, run, with_for_update={"key_share": True})
     if row.status == status:
         return
     if row.status in TERMINAL:

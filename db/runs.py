@@ -51,7 +51,7 @@ def latest_config(session: Session, run: str) -> RunConfig | None:
 
 def revise_config(session: Session, run: RunId, resolved: dict[str, Any], fingerprint: str) -> int:
     """Store the configuration as a new revision unless it equals the newest; the revision in force."""
-    session.get_one(Run, run, with_for_update=True)  # two revisers would mint one number
+    session.get_one(Run, run, with_for_update={"key_share": True})  # two revisers would mint one number
     latest = latest_config(session, run)
     if latest is not None and latest.resolved == resolved:
         return latest.revision
@@ -86,7 +86,7 @@ def ended_for_s(session: Session, run: str) -> float:
 
 def mark_stopped(session: Session, run: RunId) -> RunStatus:
     """Say that the run was stopped, unless it had ended by itself; the status it has now."""
-    row = session.get_one(Run, run, with_for_update=True)
+    row = session.get_one(Run, run, with_for_update={"key_share": True})
     if row.status not in run_state.TERMINAL:
         run_state.advance_status(session, run, RunStatus.STOPPED)
     return RunStatus(row.status)

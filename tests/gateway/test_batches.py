@@ -1,7 +1,7 @@
 """Calls that are written together: one's trouble is not the others'."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from db import attempts, calls, recording
+from db import attempts, calls, executions, recording, run_state, runs
 from db.models import Execution, ModelCall
 from db.session import transaction
 from gateway.attempts import AttemptState, load_state
@@ -18,8 +18,8 @@ from gateway.recorder import Recorder
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
 from gyre.contracts.errors import Fenced
-from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id, call_id
-from gyre.contracts.lifecycle import EndReason, NodeKind
+from gyre.contracts.ids import AttemptId, ExecutionId, RunId, attempt_id, call_id
+from gyre.contracts.lifecycle import EndReason, NodeKind, RunStatus
 from gyre.trajectory.arrays import as_ids, as_logprobs
 from tests.gateway.conftest import World
 
@@ -109,6 +109,29 @@ def test_a_locked_member_is_not_waited_for(world: World, many: list[AttemptId]) 
         attempts.seal(sealing, many[0], EndReason.EXITED)
         written = recording.begin(connection, [begun(each) for each in many], owner=OWNER, ttl_s=30)
     assert written == {call_id(each, 0) for each in many[1:]}
+
+
+FIRST = ExecutionId("run/r/group/0/rollout/0")
+HOLDERS: dict[str, Callable[[Session], object]] = {
+    "attempt opened": lambda s: attempts.open_attempt(s, FIRST, 2, "here"),
+    "execution resumed": lambda s: executions.resume_point(s, FIRST, "here", 3),
+    "run advanced": lambda s: run_state.advance_status(s, "r", RunStatus.RUNNING),
+    "configuration revised": lambda s: runs.revise_config(s, RunId("r"), {"new": True}, "f"),
+    "run stopped": lambda s: runs.mark_stopped(s, RunId("r")),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+def test_a_held_execution_or_run_is_not_waited_for(
+    world: World, many: list[AttemptId], holder: Callable[[Session], object]
+) -> None:
+    """A call's foreign keys want a share of these rows' keys, which nobody who works on them denies."""
+    with transaction(world.database) as holding, world.database.begin() as connection:
+        holder(holding)
+        holding.flush()
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+        written = recording.begin(connection, [begun(each) for each in many], owner=OWNER, ttl_s=30)
+    assert written == {call_id(each, 0) for each in many}
 
 
 def test_a_call_of_another_gateway_is_left_alone(world: World, many: list[AttemptId]) -> None:
