@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.attempts import LiveCall
 from gateway.dialects.base import Dialect, Finished, Reply, Stream, compact
 from gateway.errors import status_of
+from gyre.contracts.errors import EngineFailed
 
 LIVE_EVERY_S = 0.05
 """Text is sent live in pieces of so long, as each look at it reads all of it."""
@@ -50,6 +51,13 @@ class Delivery:
         stream = self.dialect.stream(self.reply)
         await _head(send, 200, [(b"content-type", stream.content_type), (b"cache-control", b"no-cache")])
         await _body(send, stream.start(), more=True)
+        try:
+            return await self._events(send, gone, stream)
+        except EngineFailed as error:  # what was said is not what is recorded; a repeat gets that whole
+            await _body(send, stream.error(status_of(error), error))
+            return False
+
+    async def _events(self, send: Send, gone: "asyncio.Task[None]", stream: Stream) -> bool:
         ended: set[asyncio.Task[Any]] = set()
         while not ended:
             ended = await self._heard(send, gone, stream)
@@ -99,7 +107,14 @@ class Delivery:
 
     async def _answered(self, send: Send, gone: "asyncio.Task[None]") -> bool:
         """Wait for the answer; False if its client is gone, or if there is only an error, which is sent."""
-        if gone in await self._wait(gone, None):
+        try:
+            ended = await self._wait(gone, None)
+        except asyncio.CancelledError:
+            # The server stops, and has waited for so long as it may. What it says itself, when this goes
+            # on as cancelled, is a 500 in no dialect's words.
+            await send_error(send, self.dialect, EngineFailed("the gateway is stopping: ask again"))
+            return False
+        if gone in ended:
             return False
         assert self.call.task is not None
         if error := self.call.task.exception():

@@ -116,7 +116,12 @@ class Engines:
             delay = min(2 * delay, LONGEST_RETRY_S)
         raise EngineFailed(f"no engine answered within {self._hold_s:.0f} s ({problem})")
 
+    def forget(self, affinity: str) -> None:
+        """Its KV need not be found again: it may get any cell when it comes back."""
+        self._last_cell.pop(affinity, None)
+
     async def close(self) -> None:
+        """End what is asked; nothing can be asked any more."""
         await self._http.close()
 
     async def _ask(
@@ -168,19 +173,27 @@ class Engines:
 async def _follow(response: aiohttp.ClientResponse, on_tokens: OnTokens) -> GenerateResponse:
     """The newest answer of a stream, which is the whole one unless the stream breaks.
 
-    What came before a break counts as sampled and is continued elsewhere: it was told already.
+    What came before a break counts as sampled and is continued elsewhere: it was told already. An event
+    that is an error, that cannot be read or that takes something back is a break.
     """
     newest: GenerateResponse | None = None
     try:
         async for data in _events(response.content):
-            newest = _read(200, data)
+            newest = _grown(newest, _read(200, data))
             on_tokens(newest.output_ids)
-    except (aiohttp.ClientError, TimeoutError):
+    except (EngineFailed, aiohttp.ClientError, TimeoutError):
         if newest is None:
             raise
     if newest is None:
         raise EngineFailed("the engine's stream ended before it had begun")
     return newest
+
+
+def _grown(told: GenerateResponse | None, newer: GenerateResponse) -> GenerateResponse:
+    """The newer answer. Raises EngineFailed if it does not begin with all that was told."""
+    if told is not None and newer.output_ids[: len(told.output_ids)] != told.output_ids:
+        raise EngineFailed("the engine took tokens back that it had sent")
+    return newer
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -146,7 +146,7 @@ class Service:
         except BaseException as error:
             state.num_in_flight -= 1
             if isinstance(error, Fenced):
-                self._states.pop(state.attempt, None)
+                self._forget(state.attempt)
             raise
         state.num_calls = max(state.num_calls, index + 1)
         call = LiveCall(
@@ -203,7 +203,7 @@ class Service:
             return finished
         except Exception as error:  # whatever it is, nobody works on the call any more
             if isinstance(error, Fenced):
-                self._states.pop(state.attempt, None)
+                self._forget(state.attempt)
             await self._recorder.fail(call, sentence_of(error))
             raise
 
@@ -315,7 +315,11 @@ class Service:
         """Forget an attempt that could not be read, whatever the reason: the next call tries again."""
         self.counts["loaded"] += 1
         if (task.cancelled() or task.exception()) and self._states.get(attempt) is task:
-            del self._states[attempt]
+            self._forget(attempt)
+
+    def _forget(self, attempt: AttemptId) -> None:
+        self._states.pop(attempt, None)
+        self._engines.forget(attempt)
 
     def _loaded(self, attempt: AttemptId) -> AttemptState | None:
         task = self._states.get(attempt)
@@ -333,13 +337,13 @@ class Service:
                 return
             if not (state.busy or attempt in self._users or attempt in unwritten):
                 held -= state.size
-                del self._states[attempt]
+                self._forget(attempt)
 
     async def _check_open(self, state: AttemptState) -> None:
         try:
             await self._recorder.check_open(state.attempt)
         except Fenced:
-            self._states.pop(state.attempt, None)
+            self._forget(state.attempt)
             raise
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gyre.contracts.errors import EngineFailed
 from gyre.contracts.lifecycle import FinishReason
 from gyre.trajectory.answers import Answer
 from gyre.trajectory.canonical import CanonicalRequest
@@ -43,7 +44,9 @@ class Dialect(Protocol):
     name: str
     tool_prefix: str
 
-    def parse(self, body: Mapping[str, Any]) -> CanonicalRequest: ...
+    def parse(self, body: Mapping[str, Any]) -> CanonicalRequest:
+        """Raises BadInput for a body that is no request of the dialect."""
+        ...
 
     def whole(self, reply: Reply, finished: Finished) -> dict[str, Any]:
         """The answer of a call without ``stream``."""
@@ -66,7 +69,7 @@ class Stream:
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
-        self._num_reasoning, self._num_text = 0, 0
+        self._told = "", ""
 
     def start(self) -> bytes:
         """The first event, sent before anything is sampled; its usage is right where it has one."""
@@ -89,9 +92,12 @@ class Stream:
         raise NotImplementedError
 
     def live(self, reasoning: str, text: str) -> bytes:
-        """What of these, which only grow, was not said yet."""
-        more = reasoning[self._num_reasoning :], text[self._num_text :]
-        self._num_reasoning, self._num_text = len(reasoning), len(text)
+        """What of these, which only grow, was not said yet. Raises EngineFailed if they changed instead."""
+        told, now = self._told, (reasoning, text)
+        if not all(new.startswith(old) for old, new in zip(told, now, strict=True)):
+            raise EngineFailed("the answer is not what its stream had begun to say")
+        self._told = now
+        more = reasoning[len(told[0]) :], text[len(told[1]) :]
         return self.say(*more) if any(more) else b""
 
     def content(self, finished: Finished) -> bytes:
@@ -101,6 +107,7 @@ class Stream:
 
 
 def compact(document: Mapping[str, Any]) -> bytes:
+    """A JSON document without a space too many."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -20,7 +20,7 @@ from gyre.contracts.engine import GenerateRequest
 class Part:
     """What one request gets: text or ids, and how it ends. A text that stops gets the stop token.
 
-    A stream breaks after ``cut_after`` tokens.
+    A stream breaks after ``cut_after`` tokens: the connection, or with an event of these bytes.
     """
 
     text: str = ""
@@ -30,6 +30,7 @@ class Part:
     message: str = ""
     version: int = 0
     cut_after: int | None = None
+    cut_by: bytes = b""
 
 
 @dataclass
@@ -68,7 +69,10 @@ class ScriptedEngine:
         meta = answer["meta_info"]
         for count in range(1, meta["completion_tokens"] + 1):
             if part.cut_after == count - 1:
-                raise ConnectionError("as the script says")
+                if not part.cut_by:
+                    raise ConnectionError("as the script says")
+                yield b"data: " + part.cut_by + b"\n\n"
+                return
             last = count == meta["completion_tokens"]
             while last and not self.tail.is_set():
                 await asyncio.sleep(0.01)
