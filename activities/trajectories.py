@@ -57,6 +57,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
     trajectories = _trajectories(name, paths)
     executions = _executions(name, scored, paths, config, placeholders)
     budget = config.optimizer.micro_step_tokens
+    clipped = {row.execution_id for row in executions if config.loss.clips(row.advantage)}
     micro_steps = [
         MicroStep(
             batch_id=name,
@@ -66,7 +67,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
             num_tokens=step.num_tokens,
             status="open",
         )
-        for index, step in enumerate(pack(_items(trees, paths), budget=budget))
+        for index, step in enumerate(pack(_items(trees, paths), budget=budget, scored=clipped))
     ]
     batch = Batch(id=name, run_id=given.run, version=given.version, num_executions=len(scored))
     batches.write(session, batch, ready, executions, trajectories, micro_steps)

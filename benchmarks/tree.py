@@ -39,7 +39,6 @@ with warnings.catch_warnings():
     from gpu_workers.trainer.replica import Replica
 
 from benchmarks.tree_paths import Growth, grow, sample
-from gyre.contracts.lifecycle import MicroStepKind
 from gyre.settings.runfile import LossSection, OptimizerSection
 from gyre.trajectory.layout import Layout, lay_out
 from gyre.trajectory.packing import Item, pack
@@ -213,9 +212,9 @@ def separate(paths: Sequence[Path]) -> list[Path]:
 
 
 def micro_steps(paths: Sequence[Path]) -> list[list[Path]]:
-    """As the product packs them, without the scoring that a cut execution would need."""
+    """As the product packs them where nothing is clipped."""
     items = [Item(f"{i:04}", path.execution_id, path.segments) for i, path in enumerate(paths)]
-    steps = [step for step in pack(items, budget=BUDGET) if step.kind is MicroStepKind.GRAD]
+    steps = pack(items, budget=BUDGET, scored=())
     return [[paths[int(name)] for name in step.trajectory_ids] for step in steps]
 
 

@@ -125,11 +125,11 @@ def load_paths(
 
 def needing_gradient(paths: Sequence[Path], known: Sums, section: LossSection) -> list[Path]:
     """Drop what scoring already clipped, unless other terms of the loss need it. Raises TrainerFailed for an
-    execution that is here in part only and was not scored as a whole."""
+    execution that may be clipped, is here in part only and was not scored as a whole."""
     here: dict[str, int] = defaultdict(int)
     for path in paths:
         here[path.execution_id] += len(path.targets)
-    for path in paths:
+    for path in [each for each in paths if section.clips(each.advantage)]:
         seen = known.get(path.execution_id, (0.0, here[path.execution_id]))[1]
         if seen != path.num_execution_targets:
             raise TrainerFailed(

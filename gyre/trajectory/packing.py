@@ -1,6 +1,6 @@
 """From trajectories to micro-steps under a token budget; an execution stays whole where it fits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gyre.contracts.lifecycle import MicroStepKind
@@ -26,13 +26,13 @@ class Packed:
     """Unique tokens: the length of the row."""
 
 
-def pack(items: Iterable[Item], *, budget: int) -> list[Packed]:
+def pack(items: Iterable[Item], *, budget: int, scored: Collection[str]) -> list[Packed]:
     """First-fit-decreasing over whole executions; all ``score`` steps come before all ``grad`` steps.
 
     An execution larger than the budget is cut at trajectory borders, depth first, so that trajectories
-    with long common prefixes stay together; what pieces share is computed in each. The pieces are
-    scored first, because the clip of the loss needs all of the execution's targets. A single trajectory
-    above the budget gets a micro-step of its own: the budget is a target, the trajectory is a fact.
+    with long common prefixes stay together; what pieces share is computed in each. The pieces of an
+    execution in ``scored`` are scored first: the clip of the loss needs all of its targets. A single
+    trajectory above the budget gets a micro-step of its own: the budget is a target, the trajectory a fact.
     The result does not depend on the order of ``items``.
     """
     executions: dict[str, list[Item]] = {}
@@ -40,9 +40,10 @@ def pack(items: Iterable[Item], *, budget: int) -> list[Packed]:
         executions.setdefault(item.execution_id, []).append(item)
     cuts = [_cut(group, budget) for group in executions.values()]
     pieces = [piece for cut in cuts if len(cut) > 1 for piece in cut]
+    first = [piece for piece in pieces if piece.items[0].execution_id in scored]
     whole = _first_fit([cut[0] for cut in cuts if len(cut) == 1], budget)
     return [
-        *(_step(MicroStepKind.SCORE, piece) for piece in pieces),
+        *(_step(MicroStepKind.SCORE, piece) for piece in first),
         *(_step(MicroStepKind.GRAD, piece) for piece in [*pieces, *whole]),
     ]
 

@@ -51,7 +51,7 @@ def gradients(
     """Score where there is more than one piece, then accumulate, in turn on each replica, as BatchRunner
     does; the sum over the replicas."""
     known: Sums = {}
-    if len(pieces) > 1:
+    if len(pieces) > 1 and section.clips(pieces[0][0].advantage):
         for index, piece in enumerate(pieces):
             for name, (total, count) in replicas[index % len(replicas)].score(piece, 1.0).sums.items():
                 before = known.get(name, (0.0, 0))
@@ -101,6 +101,7 @@ def test_a_piece_alone_is_refused_without_the_others_scores(replica: Replica) ->
     paths = execution(replica, 0.0, 1.0)
     with pytest.raises(TrainerFailed, match=f"of which {len(paths[0].targets)} were scored"):
         needing_gradient(paths[:1], {}, CAPPED)
+    assert needing_gradient(paths[:1], {}, LossSection(form="truncated")) == paths[:1]
     scored = replica.score(paths[:2], 1.0).sums
     with pytest.raises(TrainerFailed, match="were scored"):
         needing_gradient(paths[:1], scored, CAPPED)

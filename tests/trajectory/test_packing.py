@@ -13,6 +13,7 @@ from gyre.trajectory.packing import Item, Packed, pack
 from tests.trajectory.test_extraction import trees
 
 budgets = st.integers(5, 60)
+EVERYBODY = {f"e{number}" for number in range(4)}
 
 
 def items_of(execution: str, nodes: list[Node]) -> list[Item]:
@@ -42,7 +43,7 @@ def unique_tokens(step: Packed, items: list[Item]) -> int:
 
 @given(batches(), budgets)
 def test_each_trajectory_has_one_gradient(items: list[Item], budget: int) -> None:
-    steps = pack(items, budget=budget)
+    steps = pack(items, budget=budget, scored=EVERYBODY)
     grad = Counter(t for s in steps if s.kind is MicroStepKind.GRAD for t in s.trajectory_ids)
     assert grad == Counter(item.trajectory_id for item in items)
     kinds = [step.kind for step in steps]
@@ -52,7 +53,7 @@ def test_each_trajectory_has_one_gradient(items: list[Item], budget: int) -> Non
 @given(batches(), budgets)
 def test_tokens_are_unique_ones_within_the_budget(items: list[Item], budget: int) -> None:
     named = {item.trajectory_id: item for item in items}
-    for step in pack(items, budget=budget):
+    for step in pack(items, budget=budget, scored=EVERYBODY):
         assert step.num_tokens == unique_tokens(step, items)
         assert step.num_tokens == lay_out([named[t].segments for t in step.trajectory_ids]).num_tokens
         assert step.num_tokens <= budget or len(step.trajectory_ids) == 1
@@ -62,7 +63,7 @@ def test_tokens_are_unique_ones_within_the_budget(items: list[Item], budget: int
 def test_an_execution_in_several_steps_is_scored_first(items: list[Item], budget: int) -> None:
     owner = {item.trajectory_id: item.execution_id for item in items}
     places, scored = defaultdict[str, set[int]](set), Counter[str]()
-    for number, step in enumerate(pack(items, budget=budget)):
+    for number, step in enumerate(pack(items, budget=budget, scored=EVERYBODY)):
         for name in step.trajectory_ids:
             if step.kind is MicroStepKind.SCORE:
                 scored[name] += 1
@@ -75,22 +76,31 @@ def test_an_execution_in_several_steps_is_scored_first(items: list[Item], budget
         assert unique_tokens(whole, items) > budget, "what fits is not cut"
 
 
+@given(batches(), budgets, st.sets(st.sampled_from(sorted(EVERYBODY))))
+def test_only_what_may_be_clipped_is_scored(items: list[Item], budget: int, scored: set[str]) -> None:
+    owner = {item.trajectory_id: item.execution_id for item in items}
+    everything = pack(items, budget=budget, scored=EVERYBODY)
+    found = pack(items, budget=budget, scored=scored)
+    wanted = [s for s in everything if s.kind is MicroStepKind.GRAD or owner[s.trajectory_ids[0]] in scored]
+    assert found == wanted
+
+
 @given(batches(), budgets, st.randoms())
 def test_independent_of_arrival_order(items: list[Item], budget: int, order: random.Random) -> None:
     shuffled = list(items)
     order.shuffle(shuffled)
-    assert pack(shuffled, budget=budget) == pack(items, budget=budget)
+    assert pack(shuffled, budget=budget, scored=EVERYBODY) == pack(items, budget=budget, scored=EVERYBODY)
 
 
 def test_siblings_stay_together_when_an_execution_is_cut() -> None:
     """Two trunks with two branches each, interleaved: a piece a trunk, not a piece of both."""
     items = [Item(f"t{i}", "e", [("root", 2), (f"trunk{i % 2}", 20), (f"branch{i}", 4)]) for i in range(4)]
-    steps = [set(s.trajectory_ids) for s in pack(items, budget=30) if s.kind is MicroStepKind.GRAD]
+    steps = [set(s.trajectory_ids) for s in pack(items, budget=30, scored=()) if s.kind is MicroStepKind.GRAD]
     assert sorted(map(sorted, steps)) == [["t0", "t2"], ["t1", "t3"]]
 
 
 def test_a_node_counts_once_however_paths_leave_it() -> None:
     ends = [10, 6, 10]
     items = [Item(f"t{i}", "e", [("n", end), (f"m{i}", 1)]) for i, end in enumerate(ends)]
-    (step,) = pack(items, budget=100)
+    (step,) = pack(items, budget=100, scored=())
     assert step.num_tokens == 10 + 3
