@@ -153,7 +153,8 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
-    # A name that is not a placeholder (JSON in a config file) stays as it is; names are checked at load.
+    # A name that is not a placeholder (JSON in a config file) stays as it is; options and mounts are checked
+    # at load.
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
@@ -232,9 +233,9 @@ def _check_placeholders(adapter: Adapter) -> None:
     known |= {f"mounts.{name}" for name in adapter.mounts}
     arguments = [part for group in adapter.command for part in ([group] if isinstance(group, str) else group)]
     texts = [*arguments, *adapter.environment.values(), *adapter.mounts.values()]
-    for text in texts:
-        for name in PLACEHOLDER.findall(text):
-            if name not in known:
-                raise BadInput(
-                    f"adapter {adapter.name}: unknown placeholder {{{name}}} in {json.dumps(text)}"
-                )
+    named = [(name, text) for text in texts for name in PLACEHOLDER.findall(text)]
+    # In a file only a name with a dot is surely a placeholder: its own syntax may have braces.
+    filed = [(name, text) for text in adapter.files.values() for name in PLACEHOLDER.findall(text)]
+    for name, text in [*named, *((name, text) for name, text in filed if "." in name)]:
+        if name not in known:
+            raise BadInput(f"adapter {adapter.name}: unknown placeholder {{{name}}} in {json.dumps(text)}")

@@ -57,6 +57,24 @@ def test_an_adapter_with_an_unknown_placeholder_is_refused(
         adapters.load_adapter("odd")
 
 
+def test_a_misspelt_option_in_a_file_is_refused_and_its_own_braces_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = 'dialect = "openai"\ncommand = ["x"]\n[environment]\n[options]\nsize = "3"\n[files]\n'
+    for name, text in (
+        ("odd", "{options.sise}"),
+        ("mounted", "{mounts.x}"),
+        ("plain", "{own} {options.size}"),
+    ):
+        (tmp_path / f"{name}.toml").write_text(f'name = \'{name}\'\n{head}"a.conf" = "{text}"\n')
+    monkeypatch.setattr(adapters, "CATALOGUE", tmp_path)
+    with pytest.raises(BadInput, match=r"unknown placeholder \{options\.sise\}"):
+        adapters.load_adapter("odd")
+    with pytest.raises(BadInput, match=r"unknown placeholder \{mounts\.x\}"):
+        adapters.load_adapter("mounted")
+    assert adapters.load_adapter("plain").files == {"a.conf": "{own} {options.size}"}
+
+
 def test_what_names_an_empty_option_is_left_away(tmp_path: Path) -> None:
     adapter = adapters.Adapter(
         name="odd",
