@@ -65,6 +65,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
+    """What the gateway must know of an attempt before its calls."""
+
     number: int
     execution: str
     purpose: str

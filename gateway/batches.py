@@ -1,14 +1,16 @@
 """Writes of many calls gathered into one statement while the one before is under way."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from gateway.store import AWAY, Store
+from gateway.store import AWAY, Store, is_away
 from gyre.contracts.ids import CallId
 
+log = logging.getLogger(__name__)
 MOST_AT_ONCE = 64
 """Calls of one transaction: enough to share a flush to the disk, few enough to keep locks short."""
 
@@ -65,7 +67,9 @@ class Batches(Generic[I]):
     async def _written(self, items: Sequence[I]) -> set[CallId]:
         try:
             return await self._store.run_single(lambda c: self._write(c, items), self._stage)
-        except AWAY:
-            raise
-        except Exception:  # the fault of one of them, so nothing is written: each is tried apart
+        except Exception as error:
+            if is_away(error):
+                raise
+            # The fault of one of them, so nothing is written: each is tried apart.
+            log.warning("%d calls are written one by one (%s)", len(items), self._stage, exc_info=True)
             return set()

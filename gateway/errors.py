@@ -7,7 +7,8 @@ BadInput (gyre.contracts.errors)
 ├── LimitReached    429  calls of the attempt, or calls at once
 └── Refused         400  the engine will never take it (gateway.engines)
 
-Fenced is 410, EngineFailed and a lost database are 503: the harness may come back.
+Fenced is 410, EngineFailed and a lost database are 503 (529 in Anthropic's words): the harness may come
+back.
 """
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,15 +17,15 @@ from gyre.contracts.errors import BadInput, Fenced, GyreError
 
 
 class Unauthorized(BadInput):
-    pass
+    """The token is missing, of another run, or names no attempt."""
 
 
 class BodyTooLarge(BadInput):
-    pass
+    """The request has more bytes than the run allows."""
 
 
 class LimitReached(BadInput):
-    pass
+    """The attempt has made all its calls, or has too many under way."""
 
 
 class PromptTooLong(BadInput):

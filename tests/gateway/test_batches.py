@@ -1,11 +1,11 @@
 """Calls that are written together: one's trouble is not the others'."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -186,6 +186,28 @@ def test_a_faulty_member_is_tried_apart(world: World, many: list[AttemptId], sto
 
     assert asyncio.run(put([bad, begun(many[1])])) == [False, False]
     assert asyncio.run(put([begun(many[1])])) == [True]
+
+
+def test_a_deadlock_is_not_postgres_away(
+    world: World, many: list[AttemptId], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Held up by it is one member, tried apart; the others neither wait nor fail, and the log says so."""
+    tries: list[int] = []
+
+    def write(connection: Connection, begins: Sequence[recording.Begin]) -> set:
+        tries.append(len(begins))
+        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION SQLSTATE '40P01'; END $$")
+        return set()
+
+    async def put(store: Store) -> list[bool]:
+        batches = Batches[recording.Begin](store, write, "begin")
+        return await asyncio.gather(*(batches.put(begun(each)) for each in many))
+
+    store = Store(world.database, hold_s=2)
+    assert asyncio.run(put(store)) == [False] * 4
+    assert tries == [4]
+    assert "4 calls are written one by one (begin)" in caplog.text
+    store.close()
 
 
 def test_what_waits_goes_together(world: World, many: list[AttemptId], store: Store) -> None:
