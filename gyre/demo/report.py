@@ -9,10 +9,9 @@ from typing import Any
 from db.demo_report import Outcome, Trained
 from db.queries import RunSummary
 from gyre.contracts.lifecycle import Purpose
+from gyre.contracts.roles import TRAINED_ROLES
 from gyre.demo.recipe import BAR, CONTROL_BAR
 
-ROLES = ("main", "main_summary", "subagent", "subagent_summary")
-"""Roles that are trained, highest first."""
 BRANCHING = {"main_summary": "compaction", "subagent": "sub-agent"}
 """Roles that the demo's tasks force, and how."""
 PASSED = 1 - 1e-3
@@ -89,7 +88,7 @@ class Report:
     lift_stderr: float
     reward_by_update: Sequence[float]
     trained: Mapping[str, Trained]
-    """By role, every one of ROLES."""
+    """By role, every one of TRAINED_ROLES."""
     seconds: float
 
     @property
@@ -105,6 +104,10 @@ class Report:
     @property
     def verdict(self) -> str:
         """One sentence that says whether the demo kept its promise."""
+        return f"{self._learnt}, but {self.untrained}" if self.untrained else self._learnt
+
+    @property
+    def _learnt(self) -> str:
         if isnan(self.lift):
             return "no verdict: held-out rollouts are missing on one side"
         if self.control == "permuted":
@@ -139,7 +142,7 @@ def report(
         greedy_after=side(outcomes, Purpose.GREEDY, "after"),
         lift_stderr=lift_stderr(outcomes),
         reward_by_update=rewards,
-        trained={role: trained.get(role, Trained(0, 0, 0)) for role in ROLES},
+        trained={role: trained.get(role, Trained(0, 0, 0)) for role in TRAINED_ROLES},
         seconds=seconds,
     )
 

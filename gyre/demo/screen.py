@@ -74,8 +74,6 @@ def print_report(console: Console, found: Report, where: dict[str, str]) -> None
     if rewards:
         console.print(f"reward by update  {sparkline(rewards)}  {' '.join(f'{r:.2f}' for r in rewards)}")
     console.print(_trained_table(found))
-    if found.untrained:
-        console.print(f"missing: {found.untrained}")
     console.print(f"query groups      {_counts(found.summary.account)}")
     console.print(f"rollouts          {_counts(found.summary.dispositions)}")
     console.print(f"run {found.summary.run}, seed {found.seed}, {found.seconds:.0f} s: {found.verdict}")

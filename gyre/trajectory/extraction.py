@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-ROLES = ("main", "main_summary", "subagent", "subagent_summary")
-"""Role classes that are trained, highest first. ``side`` calls are recorded and never trained."""
+from gyre.contracts.roles import TRAINED_ROLES
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def extract(nodes: Sequence[Node], *, max_paths: int, seed: str) -> list[Path]:
     by_id = {node.id: node for node in nodes}
     downwards = sorted(nodes, key=lambda node: (node.position, node.id))
     leaves = sorted(_leaves(nodes), key=lambda node: node.id)
-    unmasked = {node.id for node in nodes if node.trainable and node.role in ROLES}
+    unmasked = {node.id for node in nodes if node.trainable and node.role in TRAINED_ROLES}
     draw, paths = random.Random(seed), list[Path]()
     while unmasked and len(paths) < max_paths:
         fresh = _fresh_to(downwards, by_id, unmasked)
@@ -58,7 +57,7 @@ def extract(nodes: Sequence[Node], *, max_paths: int, seed: str) -> list[Path]:
         leaf = draw.choices(pool, weights=[fresh[leaf.id].num_tokens for leaf in pool])[0]
         targets = [node for node in _whole_ancestors(leaf, by_id) if node.id in unmasked]
         unmasked -= {node.id for node in targets}
-        paths.append(_path(leaf, ROLES[first], targets))
+        paths.append(_path(leaf, TRAINED_ROLES[first], targets))
     return paths
 
 
@@ -67,7 +66,7 @@ class _Fresh(NamedTuple):
 
     num_tokens: int
     role: int
-    """The highest class among them, as an index of ROLES; its length if there are none."""
+    """The highest class among them, as an index of TRAINED_ROLES; its length if there are none."""
 
 
 def _fresh_to(downwards: Iterable[Node], by_id: Mapping[str, Node], unmasked: Set[str]) -> dict[str, _Fresh]:
@@ -75,13 +74,13 @@ def _fresh_to(downwards: Iterable[Node], by_id: Mapping[str, Node], unmasked: Se
     above: dict[str, _Fresh] = {}
     through: dict[str, _Fresh] = {}
     for node in downwards:
-        here = _Fresh(0, len(ROLES))
+        here = _Fresh(0, len(TRAINED_ROLES))
         if node.parent_id is not None:
             whole = node.parent_offset == by_id[node.parent_id].num_tokens
             here = (through if whole else above)[node.parent_id]
         above[node.id] = here
         if node.id in unmasked:
-            here = _Fresh(here.num_tokens + node.num_tokens, min(here.role, ROLES.index(node.role)))
+            here = _Fresh(here.num_tokens + node.num_tokens, min(here.role, TRAINED_ROLES.index(node.role)))
         through[node.id] = here
     return through
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import isnan, sqrt
 
@@ -145,3 +146,6 @@ def test_roles_are_counted_and_a_missing_one_is_told() -> None:
     without = {"main": TRAINED["main"], "subagent": TRAINED["subagent"]}
     found = report(SUMMARY, [], [], without, seed=0, control="none", seconds=1)
     assert found.untrained == "no trained path comes from a compaction"
+    found = replace(built(0.2), trained=found.trained)
+    assert found.verdict.startswith("learnt: ")
+    assert found.verdict.endswith(", but no trained path comes from a compaction")

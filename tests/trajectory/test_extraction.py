@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.trajectory.extraction import ROLES, Node, extract
+from gyre.contracts.roles import TRAINED_ROLES
+from gyre.trajectory.extraction import Node, extract
 
 
 @st.composite
@@ -28,7 +29,7 @@ def trees(draw: st.DrawFn) -> list[Node]:
                 position=parent.position + offset if parent else 0,
                 num_tokens=size,
                 trainable=draw(st.booleans()),
-                role=draw(st.sampled_from([*ROLES, "side"])),
+                role=draw(st.sampled_from([*TRAINED_ROLES, "side"])),
             )
         )
     return nodes
@@ -40,7 +41,7 @@ def test_each_target_once_and_only_sampled(nodes: list[Node], max_paths: int) ->
     paths = extract(nodes, max_paths=max_paths, seed="s")
     counted = Counter(target for path in paths for target in path.target_ids)
     assert all(count == 1 for count in counted.values())
-    assert all(by_id[target].trainable and by_id[target].role in ROLES for target in counted)
+    assert all(by_id[target].trainable and by_id[target].role in TRAINED_ROLES for target in counted)
     assert len(paths) <= max_paths
     for path in paths:
         assert path.num_targets == sum(by_id[t].num_tokens for t in path.target_ids) > 0
@@ -50,7 +51,7 @@ def test_each_target_once_and_only_sampled(nodes: list[Node], max_paths: int) ->
 @given(trees())
 def test_without_a_cap_every_trainable_token_is_a_target(nodes: list[Node]) -> None:
     paths = extract(nodes, max_paths=len(nodes), seed="s")
-    expected = {node.id for node in nodes if node.trainable and node.role in ROLES}
+    expected = {node.id for node in nodes if node.trainable and node.role in TRAINED_ROLES}
     assert {target for path in paths for target in path.target_ids} == expected
 
 
@@ -64,9 +65,9 @@ def test_independent_of_arrival_order(nodes: list[Node], cap: int, order: random
 @given(trees(), st.integers(1, 20))
 def test_the_highest_role_that_has_unmasked_tokens_comes_next(nodes: list[Node], cap: int) -> None:
     by_id = {node.id: node for node in nodes}
-    left = {node.id for node in nodes if node.trainable and node.role in ROLES}
+    left = {node.id for node in nodes if node.trainable and node.role in TRAINED_ROLES}
     for path in extract(nodes, max_paths=cap, seed="s"):
-        assert path.role == min((by_id[name].role for name in left), key=ROLES.index)
+        assert path.role == min((by_id[name].role for name in left), key=TRAINED_ROLES.index)
         assert path.role in {by_id[name].role for name in path.target_ids}
         left -= set(path.target_ids)
     assert not left or len(extract(nodes, max_paths=cap, seed="s")) == cap
@@ -79,7 +80,7 @@ def test_a_chosen_path_is_masked_whole(nodes: list[Node], cap: int) -> None:
     done: set[str] = set()
     for path in extract(nodes, max_paths=cap, seed="s"):
         whole = {name for name, taken in walk(by_id, path.leaf_id) if taken == by_id[name].num_tokens}
-        trainable = {name for name in whole if by_id[name].trainable and by_id[name].role in ROLES}
+        trainable = {name for name in whole if by_id[name].trainable and by_id[name].role in TRAINED_ROLES}
         assert set(path.target_ids) == trainable - done
         done |= trainable
 
