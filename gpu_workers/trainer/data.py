@@ -43,7 +43,7 @@ class Packed:
 
 
 def assemble(trajectory: Trajectory, nodes: Mapping[str, TreeNode], execution: BatchExecution) -> Path:
-    """The path from the root to the trajectory's leaf. Raises TrainerFailed if the rows disagree."""
+    """The path from the root to the trajectory's leaf. Raises TrainingImpossible if the rows disagree."""
     path = segments_to(trajectory.leaf_node_id, nodes)
     wanted = set(trajectory.target_node_ids)
     tokens, targets, behaviour, start = [], [], [], 0
