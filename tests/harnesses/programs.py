@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from gyre.sandbox.adapters import Adapter, load_adapter
 CACHE = Path.home() / ".cache" / "gyre"
 REQUIREMENTS = Path(__file__).parent / "requirements"
 TRIES = 2
-INSTALL_S = 400
+INSTALL_S = 700
+"""For all steps and tries together; one try has half of it."""
 FIRST_TEST_S = 1000
 """Limit of a test that may have to install its harness first, or to wait for another session that does."""
 
@@ -53,20 +55,28 @@ def _once(folder: Path, install: Callable[[], None]) -> None:
 
 def _npm(adapter: Adapter, folder: Path) -> None:
     package = f"{(adapter.package or '').partition(':')[2]}@{adapter.version}"
-    _tried_again("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), package)
+    command = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), package)
+    _tried_again(time.monotonic() + INSTALL_S, *command)
 
 
 def _pip(adapter: Adapter, folder: Path) -> None:
     # Not the virtual environment that the tests run in: what the harness needs is no business of Gyre's.
-    _tried_again(os.path.realpath(sys.executable), "-m", "venv", str(folder))
+    deadline = time.monotonic() + INSTALL_S
+    _tried_again(deadline, os.path.realpath(sys.executable), "-m", "venv", str(folder))
     pins = REQUIREMENTS / f"{adapter.name}.txt"
-    _tried_again(str(folder / "bin" / "pip"), "install", "--no-deps", "-r", str(pins))
+    _tried_again(deadline, str(folder / "bin" / "pip"), "install", "--no-deps", "-r", str(pins))
 
 
-def _tried_again(*command: str) -> None:
-    """Run an installer, once more if a download failed."""
+def _tried_again(deadline: float, *command: str) -> None:
+    """Run an installer, once more if a download failed or hung."""
     for left in reversed(range(TRIES)):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-        if done.returncode == 0:
-            return
-        assert left, f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        limit = min(INSTALL_S / TRIES, max(1.0, deadline - time.monotonic()))
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired as error:
+            said = str(error)
+        else:
+            if done.returncode == 0:
+                return
+            said = f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        assert left, said
