@@ -143,9 +143,9 @@ def needing_gradient(paths: Sequence[Path], known: Sums, section: LossSection) -
 
 
 def metrics_of(work: BatchWork, section: LossSection, num_executions: int) -> dict[str, Any]:
-    """What the update reports about its batch. Averages are over the targets of grad micro-steps, with those of
-    executions that were found clipped there; ``num_tokens`` were computed for them, ``num_path_tokens`` would
-    have been with nothing shared."""
+    """What the update reports about its batch. Averages are over the targets of grad micro-steps, with those
+    of executions that were found clipped there; ``num_tokens`` were computed for them, ``num_path_tokens``
+    would have been with nothing shared."""
     totals = sum((work.results[i].totals for i in sorted(work.results)), Totals())
     sums = work.execution_sums()
     ratios = [math.exp(total / count) for total, count in sums.values()]
