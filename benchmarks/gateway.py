@@ -4,14 +4,17 @@ Claude Code's requests (78 KB, growing over 20 turns, streamed) against ``python
 that commits to the disk, and an engine that answers at once. At 60 calls a second, which is what 1,152
 concurrent executions make, arrivals are random (open loop). The most calls a second are what a closed loop
 reaches, with the better of two numbers of calls under way and of one and two processes, for the gateway and
-for the proxy alike: same generator, same requests, same instant backend, same cores. The engine's own time
-is part of the latency.
+for the proxy alike: same generator, same requests, same instant backend, same cores.
+
+What is added is what a call takes through the gateway, less the median of what the same generator needs for
+the same requests when it sends them to the instant backend itself.
 """
 
 import asyncio
+import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,9 @@ from db.session import transaction
 RATE = 60.0
 CONCURRENT, QUICK_CONCURRENT = 1_152, 20
 OPEN_S, QUICK_OPEN_S = 40.0, 3.0
+DIRECT_S = 10.0
 CLOSED_S, QUICK_CLOSED_S = 20.0, 2.0
-UNDER_WAY = (16, 48)
+UNDER_WAY = (16, 48, 128)
 PROCESSES = (1, 2)
 """Of the gateway, and workers of LiteLLM: what two cores may bear."""
 SAMPLED = 20
@@ -40,11 +44,13 @@ SAMPLED = 20
 def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
     """Everything in one run. ``quick`` is some seconds, and skips LiteLLM unless it is installed."""
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder, running(Path(folder)) as stack:
+        direct_ms = asyncio.run(_direct(stack, quick))
+        say(f"no gateway: p50 {direct_ms} ms")
         found: list[dict[str, Any]] = []
         for count in PROCESSES[-1:] if quick else PROCESSES:
             say(f"gateway, {count} processes: warm-up")
             with stack.serving(count) as processes:
-                found.append(asyncio.run(_gateway(stack, processes, say, quick)))
+                found.append(asyncio.run(_gateway(stack, processes, direct_ms, say, quick)))
         document = _best(found) | _litellm(stack, say, quick)
     return document | {"bars": _bars(document)}
 
@@ -85,7 +91,11 @@ def show(console: Console, document: dict[str, Any]) -> None:
 
 
 async def _gateway(
-    stack: Stack, processes: list[psutil.Process], say: Callable[[str], None], quick: bool
+    stack: Stack,
+    processes: list[psutil.Process],
+    direct_ms: float,
+    say: Callable[[str], None],
+    quick: bool,
 ) -> dict[str, Any]:
     known: list[Conversation] = []
 
@@ -110,11 +120,8 @@ async def _gateway(
         "processes": len(processes),
         "rate": RATE,
         "calls": len(steady.latencies_ms),
-        "added_p50_ms": steady.percentile(0.5),
-        "added_p90_ms": steady.percentile(0.9),
-        "added_p99_ms": steady.percentile(0.99),
-        "added_due_p50_ms": steady.percentile(0.5, steady.due_ms),
-        "added_due_p99_ms": steady.percentile(0.99, steady.due_ms),
+        "direct_p50_ms": direct_ms,
+        **_latencies(steady, direct_ms),
         "generator_late_p99_ms": steady.percentile(0.99, steady.late_ms),
         "concurrent_conversations": QUICK_CONCURRENT if quick else CONCURRENT,
         "turns": NUM_TURNS,
@@ -127,6 +134,33 @@ async def _gateway(
         "cpu_ms_by_stage": cpu,
         "tokens_encoded_per_call": _encoded(stack, known),
     }
+
+
+def _latencies(steady: Measured, direct_ms: float) -> dict[str, float]:
+    """As asked for from when a request was written, and from when it was due."""
+    return {
+        f"{name}_p{percent}_ms": round(steady.percentile(percent / 100, taken) - less, 2)
+        for percent in (50, 90, 99)
+        for name, taken, less in (
+            ("added", steady.latencies_ms, direct_ms),
+            ("whole", steady.latencies_ms, 0.0),
+            ("whole_due", steady.due_ms, 0.0),
+        )
+    }
+
+
+async def _direct(stack: Stack, quick: bool) -> float:
+    """The median at the same rate without anything between generator and backend, in milliseconds."""
+    load = Load(lambda _: stack.backend_port, _anonymous(), QUICK_CONCURRENT if quick else CONCURRENT, ())
+    await load.stagger(UNDER_WAY[0])
+    steady = await load.open(RATE, QUICK_OPEN_S if quick else DIRECT_S)
+    load.close()
+    return steady.percentile(0.5)
+
+
+def _anonymous() -> Iterator[Conversation]:
+    """Conversations of no attempt, for servers that do not ask whose they are."""
+    return conversations(source_text(), (f"sk-{number}" for number in itertools.count()), GROUP_SIZE)
 
 
 async def _most(load: Load, say: Callable[[str], None], name: str, quick: bool) -> Measured:
@@ -155,10 +189,8 @@ def _litellm(stack: Stack, say: Callable[[str], None], quick: bool) -> dict[str,
 
 
 async def _carried(port: int, say: Callable[[str], None], name: str, quick: bool) -> Measured:
-    tokens = (f"sk-{number}" for number in range(1 << 30))
-    source = conversations(source_text(), tokens, GROUP_SIZE)
     concurrent = QUICK_CONCURRENT if quick else 2 * NUM_TURNS
-    load = Load(lambda _: port, source, concurrent, [f"authorization: Bearer {litellm.MASTER_KEY}"])
+    load = Load(lambda _: port, _anonymous(), concurrent, [f"authorization: Bearer {litellm.MASTER_KEY}"])
     await load.stagger(UNDER_WAY[0])
     result = await _most(load, say, name, quick)
     load.close()

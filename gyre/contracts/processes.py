@@ -88,8 +88,10 @@ class GatewayAddress(BaseModel):
 
 
 def gateway_of(attempt: AttemptId, gateways: Sequence[GatewayAddress]) -> GatewayAddress:
-    """The gateway process that serves an attempt: one for all its calls, so that each tree has one writer."""
-    return gateways[zlib.crc32(attempt.encode()) % len(gateways)]
+    """The gateway process that serves an attempt: one for all its calls, so that each tree has one writer,
+    and one for its group, whose prompts begin alike."""
+    group = attempt.partition("/rollout/")[0]
+    return gateways[zlib.crc32(group.encode()) % len(gateways)]
 
 
 class WorkerBoot(Boot):
