@@ -223,6 +223,15 @@ def google(*contents: dict[str, Any], **more: Any) -> CanonicalRequest:
     return read_google({"contents": list(contents), **more})
 
 
+@pytest.mark.parametrize("wrong", [0, False, "", -1])
+def test_a_bound_that_is_none_is_refused_under_either_name(wrong: object) -> None:
+    said: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    for name in ("max_completion_tokens", "max_tokens"):
+        with pytest.raises(BadInput, match="max_tokens"):
+            from_openai(said | {name: wrong})
+    assert from_openai(said | {"max_completion_tokens": None, "max_tokens": 7}).max_tokens == 7
+
+
 def test_google_results_without_ids_answer_by_name_and_order() -> None:
     calls = [{"functionCall": {"id": id, "name": name}} for id, name in (("1", "f"), ("2", "g"), ("3", "f"))]
     results = [{"functionResponse": {"name": name, "response": {}}} for name in ("g", "f", "f", "f")]

@@ -31,12 +31,13 @@ def from_openai(body: Mapping[str, Any]) -> CanonicalRequest:
     options = body.get("stream_options")
     if not isinstance(options, dict | None):
         raise BadInput("stream_options must be an object")
+    newer = body.get("max_completion_tokens")
     return request(
         messages=[_message(entry) for entry in objects(body["messages"], "messages")],
         tools=[_tool(tool) for tool in objects(body.get("tools"), "tools")],
         model=model_of(body),
         stream=flag_of(body.get("stream"), "stream"),
-        max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+        max_tokens=body.get("max_tokens") if newer is None else newer,
         wishes={name: body.get(name) for name in WISHES},
         echo={"include_usage": bool((options or {}).get("include_usage"))},
     )
