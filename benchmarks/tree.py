@@ -11,7 +11,8 @@ with linear layers, output layer and attention counted apart: a linear layer thr
 gradients), attention two forward and five backward (the fused kernels compute the scores again) for each pair
 of a query and a key that it sees.
 
-Peak memory is what the resident size of a fresh process grows by over the fullest micro-step.
+Peak memory is what the resident size of a fresh process grows by over the fullest micro-step. The two sides
+fill the budget unequally, and a tree's row has all targets: tokens and targets of the measured rows are told.
 """
 
 import multiprocessing
@@ -38,6 +39,7 @@ with warnings.catch_warnings():
     from gpu_workers.trainer.ranks import Ranks
     from gpu_workers.trainer.replica import Replica
 
+from benchmarks.bars import bars
 from benchmarks.tree_paths import Growth, grow, sample
 from gyre.settings.runfile import LossSection, OptimizerSection
 from gyre.trajectory.layout import Layout, lay_out
@@ -119,6 +121,7 @@ def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
     torch.set_num_threads(threads)
     return {
         "rows": rows,
+        "bars": bars(rows),
         "model": {name: getattr(MODEL, name) for name in SHAPE} | {"dtype": "float32"},
         "threads": THREADS,
         "repeats": 1 if quick else REPEATS,
@@ -146,11 +149,11 @@ def new_replica(*, flat: bool) -> Replica:
     """Random weights, the same on both sides."""
     made = Replica(MODEL, "float32", OptimizerSection(), CPU)
     rng = torch.Generator().manual_seed(SEED)
-    for name, parameter in sorted(made._policy.gpt.named_parameters()):
+    for name, parameter in sorted(made.policy.gpt.named_parameters()):
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.02, generator=rng)
     if flat:
-        for layer in made._policy.gpt.decoder.layers:
-            layer.self_attention.core_attention = SegmentAttention(made._policy.gpt.config)
+        for layer in made.policy.gpt.decoder.layers:
+            layer.self_attention.core_attention = SegmentAttention(made.policy.gpt.config)
     return made
 
 
@@ -164,6 +167,7 @@ def _row(case: Case, tree: Replica, flat: Replica, repeats: int) -> dict[str, An
             before = process_time()
             times[name].append(_seconds(replica, steps))
             processor[name].append(process_time() - before)
+    assert len(sides["tree"][1]) == 1, "the trees of a case fit the budget together"
     layouts = {n: [lay_out([p.segments for p in step]) for step in steps] for n, (_, steps) in sides.items()}
     num_targets = sum(len(path.targets) for path in paths)
     work = {name: work_of(found, num_targets) for name, found in layouts.items()}
@@ -185,7 +189,7 @@ def _row(case: Case, tree: Replica, flat: Replica, repeats: int) -> dict[str, An
             f"{name}_s": round(min(times[name]), 4),
             f"{name}_seconds": [round(each, 4) for each in times[name]],
             f"{name}_cpu_seconds": [round(each, 4) for each in processor[name]],
-            f"{name}_peak_bytes": peak_bytes(case, flat=name == "flat"),
+            **{f"{name}_peak_{what}": n for what, n in peak_of(case, flat=name == "flat").items()},
             f"{name}_tokens": sum(layout.num_tokens for layout in layouts[name]),
             f"{name}_micro_steps": len(layouts[name]),
             f"{name}_flops": asdict(work[name]),
@@ -245,8 +249,9 @@ def _seconds(replica: Replica, steps: Sequence[Sequence[Path]]) -> float:
     return perf_counter() - started
 
 
-def peak_bytes(case: Case, *, flat: bool) -> int:
-    """Of one side's fullest micro-step, measured in a process of its own."""
+def peak_of(case: Case, *, flat: bool) -> dict[str, int]:
+    """``bytes`` of one side's fullest micro-step, measured in a process of its own; its ``tokens`` and
+    ``targets``."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure_peak, args=(sender, case, flat))
@@ -264,9 +269,14 @@ def _measure_peak(sender: Connection, case: Case, flat: bool) -> None:
     replica, paths = new_replica(flat=flat), paths_of(case)
     steps = micro_steps(separate(paths) if flat else paths)
     _seconds(replica, [separate(paths_of(QUICK_CASES[0]))])  # what is allocated once and for all
-    fullest = max(steps, key=lambda step: lay_out([path.segments for path in step]).num_tokens)
+    tokens, fullest = max(((_num_tokens(step), step) for step in steps), key=lambda pair: pair[0])
     before = psutil.Process().memory_info().rss
     FilePath("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     _seconds(replica, [fullest])
     _, _, peak = FilePath("/proc/self/status").read_text().partition("VmHWM:")
-    sender.send(int(peak.split()[0]) * 1024 - before)
+    targets = sum(len(path.targets) for path in fullest)
+    sender.send({"bytes": int(peak.split()[0]) * 1024 - before, "tokens": tokens, "targets": targets})
+
+
+def _num_tokens(step: Sequence[Path]) -> int:
+    return lay_out([path.segments for path in step]).num_tokens

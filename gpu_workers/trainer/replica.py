@@ -59,15 +59,15 @@ class Replica:
     def __init__(self, hf: Qwen3Config, dtype: str, section: OptimizerSection, device: torch.device) -> None:
         self._hf, self._dtype, self._device = hf, DTYPES[dtype], device
         with megatron_allocates_on(device):
-            self._policy = PolicyModel(hf, self._dtype).to(device)
+            self.policy = PolicyModel(hf, self._dtype).to(device)
             self._ddp = DistributedDataParallel(
-                config=self._policy.gpt.config,
+                config=self.policy.gpt.config,
                 ddp_config=DistributedDataParallelConfig(
                     grad_reduce_in_fp32=self._dtype == torch.bfloat16, overlap_grad_reduce=False
                 ),
-                module=self._policy,
+                module=self.policy,
             )
-        self._parameters = dict[str, Any](self._policy.gpt.named_parameters())
+        self._parameters = dict[str, Any](self.policy.gpt.named_parameters())
         self._optimizer = MainGradAdamW(self._parameters, section)
 
     def load(self, weights_file: str, optimizer_file: str | None) -> None:

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bars import bars
+
+pytestmark = pytest.mark.timeout(600)
+LIMIT_S = 500
+"""Of a benchmark, below the test's own, so that a failure shows which command hung."""
 KEYS = {
     "rate",
     "added_p50_ms",
@@ -22,7 +27,8 @@ KEYS = {
 }
 TREE_KEYS = {
     "work_ratio", "path_tokens", "flat_s", "tree_s", "gain", "fraction_of_ratio", "token_budget",
-    "flat_peak_bytes", "tree_peak_bytes",
+    "flat_peak_bytes", "tree_peak_bytes", "flat_peak_tokens", "tree_peak_tokens", "flat_peak_targets",
+    "tree_peak_targets",
 }  # fmt: skip
 
 
@@ -30,7 +36,7 @@ def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In a home directory of its own, where LiteLLM is not installed."""
     command = [sys.executable, "-m", "gyre", "bench", *arguments]
     environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_gateway_quick(tmp_path: Path) -> None:
@@ -58,7 +64,23 @@ def test_tree_quick(tmp_path: Path) -> None:
     for side in ("flat", "tree"):
         assert min(row[f"{side}_s"], row[f"{side}_peak_bytes"]) > 0
         assert set(row[f"{side}_flops"]) == {"linear", "output", "attention"}
+        assert 0 < row[f"{side}_peak_targets"] < row[f"{side}_peak_tokens"] <= row[f"{side}_tokens"]
     assert row["flat_flops"]["output"] == row["tree_flops"]["output"]
+    assert row["tree_micro_steps"] == 1
+    for name, bar in document["bars"].items():
+        assert set(bar) == {"bar", "seen", "met"}, name
+        at_most = "peak" in name
+        assert bar["met"] == (bar["seen"] <= bar["bar"] if at_most else bar["seen"] >= bar["bar"])
+
+
+def test_bars_of_trees_are_those_of_their_work_ratio() -> None:
+    row = {"path_tokens": 2048, "gain": 1.01, "flat_peak_bytes": 10, "tree_peak_bytes": 11}
+    small = bars([{**row, "work_ratio": 1.3, "fraction_of_ratio": 0.8}])
+    assert {name: bar["met"] for name, bar in small.items()} == {
+        "2048 tokens, ratio 1.3: gain": True, "2048 tokens, ratio 1.3: peak bytes": False,
+    }  # fmt: skip
+    large = bars([{**row, "work_ratio": 4.0, "fraction_of_ratio": 0.8}])
+    assert large["2048 tokens, ratio 4.0: fraction of the ratio"] == {"bar": 0.85, "seen": 0.8, "met": False}
 
 
 def test_an_unknown_benchmark_is_bad_usage(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_logits_equal_transformers(hf: Qwen3Config, tmp_path: Path) -> None:
     positions = torch.zeros_like(tokens)
     for part in rows:
         positions[part] = torch.arange(len(part))
-    ours = replica._policy(Row(tokens, positions, layout, torch.cat(rows), torch.cat(rows)))
+    ours = replica.policy(Row(tokens, positions, layout, torch.cat(rows), torch.cat(rows)))
     theirs = torch.cat([model(tokens[part][None]).logits[0] for part in rows])
     assert (ours - theirs).abs().max() < 1e-4
 
