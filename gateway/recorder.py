@@ -105,7 +105,7 @@ class Recorder:
         """
         async with state.commit_lock:
             for _ in range(COMMIT_TRIES):
-                nodes, outcome = _written(state, prompt, sampled, answer)
+                nodes, outcome = _new_rows(state, prompt, sampled, answer)
                 try:
                     if await self._committed(call, state, nodes, outcome):
                         return _shown(state, nodes, outcome, answer)
@@ -167,7 +167,7 @@ class Recorder:
         await self._store.run(read)
 
 
-def _written(
+def _new_rows(
     state: AttemptState, prompt: Prompt, sampled: Sampled, answer: Answer
 ) -> tuple[list[calls.NewNode], calls.Outcome]:
     """The new nodes of an answer and the call's outcome, from the tree as it is."""
@@ -178,36 +178,42 @@ def _written(
         nodes.append(_new_node(state, index, context, NodeKind.CONTEXT, placed.rest.tobytes()))
         context, index = Point(index, len(placed.rest)), index + 1
     assert context is not None, "a prompt has at least one token"
-    ids, logprobs = as_ids(sampled.ids), as_logprobs(sampled.logprobs)
-    nodes.append(
-        calls.NewNode(
-            index=index,
-            parent=context.node,
-            parent_offset=context.offset,
-            position=len(prompt.ids),
-            kind=NodeKind.SAMPLED,
-            token_ids=ids.tobytes(),
-            logprobs=logprobs.tobytes(),
-            versions=sampled.versions,
-            mixed_kv_tokens=sampled.mixed_kv_tokens,
-            finish_reason=sampled.finish_reason,
-            match_key=extend_key(prompt.conversation_key, answer.message()),
-        )
+    nodes.append(_sampled_node(index, context, prompt, sampled, answer))
+    return nodes, _outcome(context, index, sampled, answer)
+
+
+def _sampled_node(
+    index: int, context: Point, prompt: Prompt, sampled: Sampled, answer: Answer
+) -> calls.NewNode:
+    return calls.NewNode(
+        index=index,
+        parent=context.node,
+        parent_offset=context.offset,
+        position=len(prompt.ids),
+        kind=NodeKind.SAMPLED,
+        token_ids=as_ids(sampled.ids).tobytes(),
+        logprobs=as_logprobs(sampled.logprobs).tobytes(),
+        versions=sampled.versions,
+        mixed_kv_tokens=sampled.mixed_kv_tokens,
+        finish_reason=sampled.finish_reason,
+        match_key=extend_key(prompt.conversation_key, answer.message()),
     )
-    outcome = calls.Outcome(
+
+
+def _outcome(context: Point, index: int, sampled: Sampled, answer: Answer) -> calls.Outcome:
+    return calls.Outcome(
         context_node=context.node,
         context_offset=context.offset,
         sampled_node=index,
-        num_output_tokens=len(ids),
+        num_output_tokens=len(sampled.ids),
         num_cached_tokens=sampled.cached_tokens,
         num_malformed_tool_calls=answer.num_malformed,
         finish_reason=sampled.finish_reason,
-        output_sha256=output_sha256(ids, logprobs),
+        output_sha256=output_sha256(as_ids(sampled.ids), as_logprobs(sampled.logprobs)),
         response=answer.as_json(),
         cell_id=sampled.cell_id,
         engine_ms=sampled.engine_ms,
     )
-    return nodes, outcome
 
 
 def _new_node(
