@@ -13,7 +13,7 @@ from tests.harnesses.wire import Heard, heard
 
 pytestmark = pytest.mark.timeout(FIRST_TEST_S)
 TURNS = 30
-OPTIONS = {
+EVERYTHING = {
     "claude-code": {"tools": "", "system_prompt": ""},
     "codex": {"instructions": "", "multi_agent": "true"},
     "opencode": {"agent": "build", "title": ""},
@@ -23,11 +23,14 @@ OPTIONS = {
 """Everything that a harness sends if one lets it: all tools, reminders, and OpenCode's call for a title."""
 
 
+@pytest.mark.parametrize("options", [ONE_PATH, EVERYTHING], ids=["catalogue", "everything"])
 @pytest.mark.parametrize("harness", sorted(SHELLS), indirect=True)
-def test_a4_thirty_turns_make_one_leaf(stage: Stage, harness: str) -> None:
+def test_a4_thirty_turns_make_one_leaf(
+    stage: Stage, harness: str, options: dict[str, dict[str, str]]
+) -> None:
     """Also A1, A3, A16 and A18: stop tokens, spellings, billing headers and cache marks break no prefix."""
     stage.engine.script = loop(harness, TURNS)
-    status = stage.run("Write thirty lines into the file made.", **OPTIONS.get(harness, {}))
+    status = stage.run("Write thirty lines into the file made.", **options.get(harness, {}))
     assert status.exit_code == 0, stage.output
     assert len((stage.workspace / "made").read_text().splitlines()) == TURNS - 1
     check_one_path(stage)
@@ -36,7 +39,7 @@ def test_a4_thirty_turns_make_one_leaf(stage: Stage, harness: str) -> None:
     assert "x-anthropic-billing-header" not in stage.engine.tokenizer.decode(
         stage.engine.requests[0].input_ids
     )
-    sides = 1 if harness == "opencode" else 0
+    sides = int(harness == "opencode" and options is EVERYTHING)
     assert stage.roles().count("side") == sides
     assert len(stage.world.leaves()) == 1 + sides
 
