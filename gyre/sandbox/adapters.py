@@ -111,19 +111,7 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
     home.mkdir(exist_ok=True)
     instruction = launch.directory / "instruction.md"
     instruction.write_text(launch.instruction)
-    values = {
-        "instruction": launch.instruction,
-        "instruction_file": str(instruction) if plain else "/gyre/instruction.md",
-        "base_url": launch.gateway_url if plain else f"http://127.0.0.1:{isolation.PORT}",
-        "token": launch.token,
-        "model": launch.model,
-        "context_tokens": str(launch.context_tokens),
-        "max_tokens": str(launch.max_tokens),
-        "workspace": str(workspace) if plain else isolation.WORKSPACE,
-        "home": str(home) if plain else isolation.HOME,
-        "python": isolation.python(),
-        "repository": str(REPOSITORY),
-    }
+    values = _plain_values(launch, plain)
     values |= {f"options.{k}": _fill(v, values) for k, v in _options(adapter, options).items()}
     mounts, path = _mounts(adapter, options, values, plain)
     values |= {f"mounts.{name}": inside for name, (_, inside) in mounts.items()}
@@ -150,6 +138,24 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
         ],
         writable=[[str(workspace), isolation.WORKSPACE], [str(home), isolation.HOME]],
     )
+
+
+def _plain_values(launch: Launch, plain: bool) -> dict[str, str]:
+    """What every adapter can name; paths and addresses as the harness sees them."""
+    folder = launch.directory
+    return {
+        "instruction": launch.instruction,
+        "instruction_file": str(folder / "instruction.md") if plain else "/gyre/instruction.md",
+        "base_url": launch.gateway_url if plain else f"http://127.0.0.1:{isolation.PORT}",
+        "token": launch.token,
+        "model": launch.model,
+        "context_tokens": str(launch.context_tokens),
+        "max_tokens": str(launch.max_tokens),
+        "workspace": str(folder / "workspace") if plain else isolation.WORKSPACE,
+        "home": str(folder / "home") if plain else isolation.HOME,
+        "python": isolation.python(),
+        "repository": str(REPOSITORY),
+    }
 
 
 def _fill(template: str, values: dict[str, str]) -> str:

@@ -170,16 +170,21 @@ def _add_branch(
         )
         session.flush()
     leaf = node_id(attempt, 2 * branch + 1)
-    session.add(
-        Trajectory(
-            id=f"{name}/trajectory/{branch}",
-            execution_id=name,
-            batch_id=batch_id(RUN, version),
-            index=branch,
-            leaf_node_id=leaf,
-            role="main",
-            num_tokens=shared + context + sampled,
-            num_targets=sampled,
-            target_node_ids=[leaf],
-        )
+    session.add(_trajectory(version, name, branch, leaf, shared + context + sampled, sampled))
+
+
+def _trajectory(
+    version: int, execution: str, index: int, leaf: str, num_tokens: int, num_targets: int
+) -> Trajectory:
+    """The path to a leaf whose last node is the target."""
+    return Trajectory(
+        id=f"{execution}/trajectory/{index}",
+        execution_id=execution,
+        batch_id=batch_id(RUN, version),
+        index=index,
+        leaf_node_id=leaf,
+        role="main",
+        num_tokens=num_tokens,
+        num_targets=num_targets,
+        target_node_ids=[leaf],
     )
