@@ -90,6 +90,7 @@ def policy_of(config: dict[str, Any]) -> Policy:
 
 
 def server(app: Starlette) -> uvicorn.Server:
+    """The HTTP server of the application; it is not running yet."""
     # No access log: the token may stand in the URL.
     config = uvicorn.Config(
         app,
@@ -130,6 +131,7 @@ def _unix_socket(path: Path) -> socket.socket:
 
 
 def main() -> None:
+    """Serve the run that the boot file names, until a signal."""
     boot = read_boot(GatewayBoot, sys.argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     # The threads that talk to Postgres need the interpreter for microseconds: the event loop lends it soon.

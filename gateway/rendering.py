@@ -68,6 +68,7 @@ class Renderer:
         return None if end < 0 else text[end + (len(self._end_text) if stopped else 0) :]
 
     def encode(self, text: str) -> Ids:
+        """The ids of a rendered text, shape (num_tokens,)."""
         return self._encoder.encode(text)
 
     def decode_answer(self, ids: Ids) -> str:
@@ -76,6 +77,7 @@ class Renderer:
         return self._tokenizer.decode(kept.tolist(), skip_special_tokens=False)
 
     def ends_turn(self, ids: Ids) -> bool:
+        """Whether the last id is a stop token."""
         return len(ids) > 0 and int(ids[-1]) in self.stop_ids
 
     def opens_thinking(self, prompt: str) -> bool:
