@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 Role = Literal["main", "main_summary", "subagent", "subagent_summary", "side"]
-"""``side`` is a title or a probe: recorded, untrained by default. What no rule recognises is ``main``."""
+"""``side`` is a title, a probe or anything unrecognised: recorded, untrained by default."""
 ROLES: tuple[Role, ...] = get_args(Role)
 TRAINED_ROLES: tuple[Role, ...] = tuple(role for role in ROLES if role != "side")
 """Highest first: `side` is recorded and never trained."""

@@ -20,11 +20,16 @@ class Evidence:
 
 
 def role_of(rules: Iterable[RoleRule], evidence: Evidence) -> Role:
-    """The role of the first rule that holds; ``main`` if none does."""
-    for rule in rules:
+    """The role of the first rule that holds.
+
+    Where none does: an agent at work offers its tools, so a call with tools is ``main``; one without is not
+    recognised and so ``side``, if the harness has rules at all.
+    """
+    known = tuple(rules)
+    for rule in known:
         if holds(rule, evidence):
             return rule.role
-    return "main"
+    return "main" if evidence.tools or not known else "side"
 
 
 def holds(rule: RoleRule, evidence: Evidence) -> bool:

@@ -57,7 +57,8 @@ def test_each_condition(conditions: dict[str, Any], held: bool) -> None:
 @given(st.lists(rules, max_size=6), evidences)
 def test_the_first_rule_that_holds_decides(given_rules: list[RoleRule], shown: Evidence) -> None:
     held = [rule.role for rule in given_rules if holds(rule, shown)]
-    assert role_of(given_rules, shown) == (held[0] if held else "main")
+    otherwise = "main" if shown.tools or not given_rules else "side"
+    assert role_of(given_rules, shown) == (held[0] if held else otherwise)
 
 
 @given(st.lists(rules, max_size=4), evidences)
@@ -71,3 +72,12 @@ def test_a_rule_without_conditions_is_the_last_word(given_rules: list[RoleRule],
 def test_a_misspelt_rule_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         RoleRule.model_validate(bad)
+
+
+def test_what_no_rule_recognises_is_not_trained() -> None:
+    rules = [RoleRule(role="subagent", headers={"x-agent": True})]
+    at_work = Evidence(headers={}, tools=["shell"], system_text="", last_user_text="go on")
+    unknown = Evidence(headers={}, tools=[], system_text="", last_user_text="say hello")
+    assert role_of(rules, at_work) == "main"
+    assert role_of(rules, unknown) == "side"
+    assert role_of([], unknown) == "main", "nothing is known of a harness without rules"
