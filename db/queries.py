@@ -86,7 +86,8 @@ def _num_running(session: Session, run: str) -> int:
     return _number(session, Execution, Execution.run_id == run, Execution.status == ExecutionStatus.RUNNING)
 
 
-def _records(session: Session, query: Executable) -> list[Record]:
+def records(session: Session, query: Executable) -> list[Record]:
+    """The rows of a query."""
     return [dict(row) for row in session.execute(query).mappings()]
 
 
@@ -205,7 +206,7 @@ def groups(session: Session, run: str) -> list[Record]:
         .group_by(QueryGroup.id, Task.name)
         .order_by(QueryGroup.index)
     )
-    return _records(session, query)
+    return records(session, query)
 
 
 def rollouts(session: Session, run: str) -> list[Record]:
@@ -245,7 +246,7 @@ def rollouts(session: Session, run: str) -> list[Record]:
         .where(Execution.run_id == run)
         .order_by(QueryGroup.index, Execution.index)
     )
-    return _records(session, query)
+    return records(session, query)
 
 
 def execution_exists(session: Session, execution: str) -> bool:

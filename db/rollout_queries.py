@@ -2,16 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import Executable, and_, select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from db.models import Attempt, Batch, BatchExecution, Execution, ModelCall, Reward, Trajectory, TreeNode
+from db.queries import Record, records
 from gyre.contracts.lifecycle import NodeKind
-
-Record = dict[str, Any]
-"""Column name -> value; the keys are those of ``--json``."""
 
 
 def outcome(session: Session, execution: str) -> Record:
@@ -38,7 +35,7 @@ def outcome(session: Session, execution: str) -> Record:
 
 def attempts(session: Session, execution: str) -> list[Record]:
     """A row for each attempt: id, number, status, end_reason, failure."""
-    return _records(
+    return records(
         session,
         select(Attempt.id, Attempt.number, Attempt.status, Attempt.end_reason, Attempt.failure)
         .where(Attempt.execution_id == execution)
@@ -76,7 +73,7 @@ def calls(session: Session, execution: str) -> list[Record]:
         .where(ModelCall.execution_id == execution)
         .order_by(Attempt.number, ModelCall.index)
     )
-    return _records(session, query)
+    return records(session, query)
 
 
 def trajectories(session: Session, execution: str) -> list[Record]:
@@ -105,7 +102,7 @@ def trajectories(session: Session, execution: str) -> list[Record]:
         .where(Trajectory.execution_id == execution)
         .order_by(Trajectory.index)
     )
-    return _records(session, query)
+    return records(session, query)
 
 
 def tree(session: Session, execution: str, selected: Sequence[Record]) -> list[Record]:
@@ -137,7 +134,7 @@ def tree(session: Session, execution: str, selected: Sequence[Record]) -> list[R
         .where(Attempt.execution_id == execution)
         .order_by(Attempt.number, TreeNode.index)
     )
-    nodes = _records(session, query)
+    nodes = records(session, query)
     _count_reuse(nodes, session, execution)
     _mark_selected({node["id"]: node for node in nodes}, selected)
     return nodes
@@ -167,7 +164,3 @@ def _mark_selected(nodes: dict[str, Record], selected: Sequence[Record]) -> None
             name = nodes[name]["parent_id"]
         for target in path["target_node_ids"]:
             nodes[target] |= {"targets": nodes[target]["num_tokens"], "target_of": path["path"]}
-
-
-def _records(session: Session, query: Executable) -> list[Record]:
-    return [dict(row) for row in session.execute(query).mappings()]

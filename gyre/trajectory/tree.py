@@ -51,7 +51,6 @@ class PrefixTree:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes: dict[int, Node] = {}
         self._children: defaultdict[int | None, list[int]] = defaultdict(list)
-        self._attached: set[Point] = set()
         self._next_index = self._num_tokens = 0
         for node in nodes:
             self.append(node)
@@ -80,8 +79,6 @@ class PrefixTree:
         self._next_index = max(self._next_index, node.index + 1)
         self._num_tokens += len(node.token_ids)
         self._children[node.parent.node if node.parent else None].append(node.index)
-        if node.parent:
-            self._attached.add(node.parent)
 
     def depth(self, point: Point | None) -> int:
         """Tokens on the path to a point."""
@@ -103,7 +100,8 @@ class PrefixTree:
 
     def leaves(self) -> list[Node]:
         """Nodes whose end nothing continues, in order of index."""
-        return [node for node in self._nodes.values() if node.end not in self._attached]
+        continued = {node.parent for node in self._nodes.values()}
+        return [node for node in self._nodes.values() if node.end not in continued]
 
     def place(self, base: Point | None, ids: Ids) -> Placement:
         """Where ``ids`` go that follow ``base``: the longest walk by token identity, and the rest.
