@@ -55,6 +55,8 @@ class Scheduler:
         self._changed: list[Generation] = []
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._stopping = False
+        self._closing, self._closed = threading.Lock(), False
+        """Whether commands are still taken; looked at and changed under the lock."""
         self.version = version
         self.paused = False
         self.released = False
@@ -69,7 +71,7 @@ class Scheduler:
     def stop(self) -> None:
         """End the thread; what is in flight is aborted with its tokens kept."""
         self._stopping = True
-        self._commands.put(self._abort_all)
+        self._command(self._abort_all)
         self._thread.join(timeout=30)
 
     @property
@@ -89,16 +91,17 @@ class Scheduler:
         return self._cache.num_bytes + self._prefixes.num_bytes
 
     def submit(self, generation: Generation) -> None:
-        self._commands.put(lambda: self._waiting.append(generation))
-        if not self.alive:
+        """Have a request sampled. Raises EngineFailed when the thread has ended."""
+        if not self._command(lambda: self._waiting.append(generation)):
             raise EngineFailed("the scheduler has stopped")
 
     def abort(self, generation: Generation) -> None:
         """End a request with what it has; an ended one is left alone."""
-        self._commands.put(lambda: self._abort(lambda g: g is generation))
+        self._command(lambda: self._abort(lambda g: g is generation))
 
     def abort_all(self) -> None:
-        self._commands.put(self._abort_all)
+        """The same for all requests."""
+        self._command(self._abort_all)
 
     def pause(self, mode: Literal["in_place", "retract", "abort"] = "in_place") -> Future[None]:
         """Sample nothing until ``resume``; running requests hold, recompute later, or are aborted."""
@@ -135,8 +138,16 @@ class Scheduler:
             except Exception as error:  # Handed to the caller, which waits for it.
                 future.set_exception(error)
 
-        self._commands.put(run)
+        if not self._command(run):
+            future.set_exception(EngineFailed("the scheduler has stopped"))
         return future
+
+    def _command(self, command: Callable[[], None]) -> bool:
+        """Have the thread run ``command``; False if it has ended. What is taken is run, whatever fails."""
+        with self._closing:
+            if not self._closed:
+                self._commands.put(command)
+            return not self._closed
 
     # What follows runs in the scheduler's thread only.
 
@@ -147,11 +158,23 @@ class Scheduler:
                 if self._has_work():
                     self._step()
                 self._deliver()
-            self._obey()
+            self._close()
+            self._abort_all()
         except Exception as error:  # Nothing can be computed any more: tell every client, then end.
             log.exception("the scheduler failed")
+            self._close()
             self._fail_all(f"the engine failed: {error}")
         self._deliver()
+
+    def _close(self) -> None:
+        """Take no more commands, and run those that were taken: clients wait for each of them."""
+        with self._closing:
+            self._closed = True
+        while not self._commands.empty():
+            try:
+                self._commands.get_nowait()()
+            except Exception:  # The failure that ends the thread is the one to tell.
+                log.exception("a command failed while the scheduler ended")
 
     def _obey(self) -> None:
         """Run the commands that came; waits for one when there is nothing to compute."""

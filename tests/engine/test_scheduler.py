@@ -1,5 +1,6 @@
 """Continuous batching: arrivals, departures, aborts, pauses and swaps leave every answer what it was."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from gpu_workers.engine.build import read_model
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.weights import Weights
+from gyre.contracts.errors import EngineFailed
 from gyre.contracts.processes import EngineBoot
 from tests.engine.conftest import CONTEXT, VOCAB, Harness
 
@@ -218,3 +220,33 @@ def test_a_failure_reaches_every_client(harness: Harness) -> None:
     )
     harness.wait(lambda: all(generation.ended for generation in requests))
     assert all(generation.failure for generation in requests)
+
+
+def ask_until_refused(harness: Harness, taken: list[Generation]) -> None:
+    """Requests go on coming while the thread ends."""
+    while True:
+        taken.append(harness.ask(prompt_of(2), max_new_tokens=5))
+
+
+def test_whoever_was_taken_while_it_failed_is_told(harness: Harness) -> None:
+    """Each request is refused, or ends; none is forgotten."""
+    taken = [harness.ask(prompt_of(10), max_new_tokens=1900)]
+    harness.wait_tokens(taken[0], 1)
+    harness.scheduler.model.weights = Weights(
+        embed=torch.zeros(VOCAB, 3), layers=(), norm=torch.ones(3), lm_head=torch.zeros(VOCAB, 5)
+    )
+    with pytest.raises(EngineFailed):
+        ask_until_refused(harness, taken)
+    harness.wait(lambda: all(generation.ended for generation in taken))
+    with pytest.raises(EngineFailed):
+        harness.scheduler.flush_cache().result(timeout=60)
+
+
+def test_a_stop_leaves_no_request_without_an_end(harness: Harness) -> None:
+    taken = [harness.ask(prompt_of(10), max_new_tokens=1900)]
+    stopping = threading.Thread(target=harness.scheduler.stop)
+    stopping.start()
+    with pytest.raises(EngineFailed):
+        ask_until_refused(harness, taken)
+    stopping.join()
+    assert all(generation.ended for generation in taken)
