@@ -121,7 +121,7 @@ class Stack:
         with transaction(self.database) as session:
             _add_run(session, self.model, f"http://{HOST}:{self.backend_port}")
 
-    def attempts(self, batch: int = 256) -> Iterator[str]:
+    def attempts(self, batch: int = 4096) -> Iterator[str]:
         """Tokens of open attempts, made as they are needed."""
         while True:
             first, self._num_attempts = self._num_attempts, self._num_attempts + batch

@@ -6,14 +6,13 @@ never reaches the others. Rows of executions and runs, whose keys are shared by 
 FOR NO KEY UPDATE everywhere: these writes do not wait for them.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from sqlalchemy import Connection
+from typing import Any, LiteralString
 
 from db.calls import NewCall, NewNode, Outcome
+from db.direct import Statement
+from gyre.contracts.compact import json_bytes
 from gyre.contracts.ids import AttemptId, CallId, call_id, node_id
 
 
@@ -47,28 +46,25 @@ OPEN = """open AS (
 )"""
 """Shared locks are held until the transaction ends, so that a seal waits for the write."""
 
-BEGIN = f"""WITH {OPEN}
+BEGIN: LiteralString = f"""WITH {OPEN}
 INSERT INTO model_call (
   id, attempt_id, execution_id, run_id, index, status, dialect, role, request_key, requested, sampling,
   num_input_tokens, num_reused_tokens, input_sha256, num_output_tokens, num_cached_tokens,
   num_malformed_tool_calls, lease_owner, lease_expires_at)
 SELECT
   a.id, a.attempt_id, o.execution_id, o.run_id, a.index, 'in_flight', a.dialect, a.role, a.request_key,
-  a.requested::jsonb, a.sampling::jsonb, a.num_input_tokens, a.num_reused_tokens, a.input_sha256, 0, 0, 0,
+  a.requested, a.sampling, a.num_input_tokens, a.num_reused_tokens, a.input_sha256, 0, 0, 0,
   %(owner)s, now() + make_interval(secs => %(ttl_s)s)
-FROM unnest(
-  %(id)s::text[], %(attempt_id)s::text[], %(index)s::bigint[], %(dialect)s::text[], %(role)s::text[],
-  %(request_key)s::text[], %(requested)s::text[], %(sampling)s::text[], %(num_input_tokens)s::bigint[],
-  %(num_reused_tokens)s::bigint[], %(input_sha256)s::text[]
-) AS a(id, attempt_id, index, dialect, role, request_key, requested, sampling, num_input_tokens,
-  num_reused_tokens, input_sha256)
+FROM json_to_recordset(%(calls)s) AS a(
+  id text, attempt_id text, index bigint, dialect text, role text, request_key text, requested jsonb,
+  sampling jsonb, num_input_tokens bigint, num_reused_tokens bigint, input_sha256 text)
 JOIN open o ON o.id = a.attempt_id
 ON CONFLICT DO NOTHING RETURNING id"""
 
-COMMIT = f"""WITH {OPEN},
+COMMIT: LiteralString = f"""WITH {OPEN},
 held AS (
   SELECT c.id FROM model_call c JOIN open o ON o.id = c.attempt_id
-  WHERE c.id = ANY(%(call)s) AND c.lease_owner = %(owner)s AND c.status = 'in_flight'
+  WHERE c.id = ANY(%(ids)s) AND c.lease_owner = %(owner)s AND c.status = 'in_flight'
   FOR UPDATE OF c SKIP LOCKED
 ),
 written AS (
@@ -77,15 +73,12 @@ written AS (
     versions, mixed_kv_tokens, finish_reason, match_key)
   SELECT
     n.id, n.attempt_id, n.index, n.call_id, n.parent_id, n.parent_offset, n.position, n.kind,
-    octet_length(n.token_ids) / 4, n.token_ids, n.logprobs, n.versions::jsonb, n.mixed_kv_tokens,
-    n.finish_reason, n.match_key
-  FROM unnest(
-    %(id)s::text[], %(attempt_id)s::text[], %(index)s::bigint[], %(call_id)s::text[], %(parent_id)s::text[],
-    %(parent_offset)s::bigint[], %(position)s::bigint[], %(kind)s::text[], %(token_ids)b::bytea[],
-    %(logprobs)b::bytea[], %(versions)s::text[], %(mixed_kv_tokens)s::bigint[],
-    %(node_finish_reason)s::text[], %(match_key)s::text[]
-  ) AS n(id, attempt_id, index, call_id, parent_id, parent_offset, position, kind, token_ids, logprobs,
-    versions, mixed_kv_tokens, finish_reason, match_key)
+    length(n.token_ids) / 8, decode(n.token_ids, 'hex'), decode(n.logprobs, 'hex'), n.versions,
+    n.mixed_kv_tokens, n.finish_reason, n.match_key
+  FROM json_to_recordset(%(nodes)s) AS n(
+    id text, attempt_id text, index bigint, call_id text, parent_id text, parent_offset bigint,
+    position bigint, kind text, token_ids text, logprobs text, versions jsonb, mixed_kv_tokens bigint,
+    finish_reason text, match_key text)
   JOIN held h ON h.id = n.call_id
 )
 UPDATE model_call c SET
@@ -93,78 +86,66 @@ UPDATE model_call c SET
   context_node_id = a.context_node_id, context_offset = a.context_offset, sampled_node_id = a.sampled_node_id,
   num_output_tokens = a.num_output_tokens, num_cached_tokens = a.num_cached_tokens,
   num_malformed_tool_calls = a.num_malformed_tool_calls, finish_reason = a.finish_reason,
-  output_sha256 = a.output_sha256, response = a.response::jsonb, cell_id = a.cell_id, engine_ms = a.engine_ms
-FROM unnest(
-  %(call)s::text[], %(context_node_id)s::text[], %(context_offset)s::bigint[], %(sampled_node_id)s::text[],
-  %(num_output_tokens)s::bigint[], %(num_cached_tokens)s::bigint[], %(num_malformed_tool_calls)s::bigint[],
-  %(finish_reason)s::text[], %(output_sha256)s::text[], %(response)s::text[], %(cell_id)s::text[],
-  %(engine_ms)s::bigint[]
-) AS a(id, context_node_id, context_offset, sampled_node_id, num_output_tokens, num_cached_tokens,
-  num_malformed_tool_calls, finish_reason, output_sha256, response, cell_id, engine_ms)
+  output_sha256 = a.output_sha256, response = a.response, cell_id = a.cell_id, engine_ms = a.engine_ms
+FROM json_to_recordset(%(calls)s) AS a(
+  id text, context_node_id text, context_offset bigint, sampled_node_id text, num_output_tokens bigint,
+  num_cached_tokens bigint, num_malformed_tool_calls bigint, finish_reason text, output_sha256 text,
+  response jsonb, cell_id text, engine_ms bigint)
 JOIN held h ON h.id = a.id
 WHERE c.id = a.id RETURNING c.id"""
 
 
-def begin(connection: Connection, begins: Sequence[Begin], *, owner: str, ttl_s: float) -> set[CallId]:
-    """Write the in-flight rows as far as they can be written at once; returns the calls that were."""
-    rows = [_begin_row(each) for each in begins]
-    attempts = [each.attempt for each in begins]
-    return _execute(
-        connection, BEGIN, _columns(rows) | {"attempts": attempts, "owner": owner, "ttl_s": ttl_s}
-    )
+def begin(begins: Sequence[Begin], *, owner: str, ttl_s: float) -> Statement:
+    """Writes the in-flight rows as far as they can be written at once; returns the calls that were."""
+    values = {"attempts": [each.attempt for each in begins], "owner": owner, "ttl_s": ttl_s}
+    return Statement(BEGIN, values | {"calls": _document(_begin_row(each) for each in begins)})
 
 
-def commit(connection: Connection, commits: Sequence[Commit], *, owner: str) -> set[CallId]:
-    """Write nodes and calls as far as they can be written at once; returns the calls that are committed.
+def commit(commits: Sequence[Commit], *, owner: str) -> Statement:
+    """Writes nodes and calls as far as they can be written at once; returns the calls that are committed.
 
-    Raises IntegrityError, and writes nothing, if another gateway used a node's index.
+    Fails as a whole, with an IntegrityError, if another gateway used a node's index.
     """
-    calls = _columns([_outcome_row(each) for each in commits])
-    nodes = _columns([_node_row(each, node) for each in commits for node in each.nodes])
-    attempts = [each.attempt for each in commits]
-    return _execute(connection, COMMIT, calls | nodes | {"attempts": attempts, "owner": owner})
+    names = {"attempts": [each.attempt for each in commits], "ids": [each.call for each in commits]}
+    nodes = _document(_node_row(each, node) for each in commits for node in each.nodes)
+    calls = _document(_outcome_row(each) for each in commits)
+    return Statement(COMMIT, names | {"owner": owner, "nodes": nodes, "calls": calls})
 
 
-def _execute(connection: Connection, statement: str, parameters: dict[str, Any]) -> set[CallId]:
-    return {CallId(row[0]) for row in connection.exec_driver_sql(statement, parameters)}
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """An array for each column: the statement is the same however many rows there are."""
-    return {name: [row[name] for row in rows] for name in rows[0]}
+def _document(rows: Iterable[dict[str, Any]]) -> str:
+    """All rows in one value: an array for each column would cost more than the statement."""
+    return json_bytes([*rows]).decode()
 
 
 def _begin_row(begin: Begin) -> dict[str, Any]:
-    return _fields(begin.new, NewCall.__slots__) | {
-        "id": begin.call,
-        "attempt_id": begin.attempt,
-        "index": begin.index,
-        "requested": json.dumps(begin.new.requested),
-        "sampling": json.dumps(begin.sampling),
-    }
+    known = {"id": begin.call, "attempt_id": begin.attempt, "index": begin.index, "sampling": begin.sampling}
+    return known | _fields(begin.new, NEW_CALL)
 
 
 def _outcome_row(commit: Commit) -> dict[str, Any]:
     outcome = commit.outcome
-    return _fields(outcome, (name for name in Outcome.__slots__ if not name.endswith("_node"))) | {
-        "call": commit.call,
+    return _fields(outcome, OUTCOME) | {
+        "id": commit.call,
         "context_node_id": node_id(commit.attempt, outcome.context_node),
         "sampled_node_id": node_id(commit.attempt, outcome.sampled_node),
-        "response": json.dumps(outcome.response),
     }
 
 
 def _node_row(commit: Commit, node: NewNode) -> dict[str, Any]:
-    columns = (name for name in NewNode.__slots__ if name not in ("parent", "finish_reason"))
-    return _fields(node, columns) | {
+    return _fields(node, NEW_NODE) | {
         "id": node_id(commit.attempt, node.index),
         "attempt_id": commit.attempt,
         "call_id": commit.call,
         "parent_id": None if node.parent is None else node_id(commit.attempt, node.parent),
-        "versions": None if node.versions is None else json.dumps(node.versions),
-        "node_finish_reason": node.finish_reason,
+        "token_ids": node.token_ids.hex(),
+        "logprobs": None if node.logprobs is None else node.logprobs.hex(),
     }
 
 
 def _fields(source: NewCall | NewNode | Outcome, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
+
+
+NEW_CALL = NewCall.__slots__
+OUTCOME = [name for name in Outcome.__slots__ if not name.endswith("_node")]
+NEW_NODE = [name for name in NewNode.__slots__ if name not in ("parent", "token_ids", "logprobs")]

@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
+CONNECT_S = 10
+OPTIONS = "-c timezone=UTC -c statement_timeout=60000"
+"""Of every connection: a statement times out after 60 s."""
+
 
 def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Engine:
     """An engine over psycopg 3. ``dsn`` is a libpq URL; statements time out after 60 s.
@@ -20,7 +24,7 @@ def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Engine:
         pool_pre_ping=pre_ping,
         pool_timeout=30,
         pool_use_lifo=True,
-        connect_args={"connect_timeout": 10, "options": "-c timezone=UTC -c statement_timeout=60000"},
+        connect_args={"connect_timeout": CONNECT_S, "options": OPTIONS},
     )
 
 

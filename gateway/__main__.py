@@ -14,11 +14,10 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
 
 from db import calls, run_state
 from db.session import connect, transaction
-from gateway.app import create_app
+from gateway.app import App
 from gateway.clock import Clock
 from gateway.engines import Engines
 from gateway.recorder import Recorder
@@ -47,7 +46,7 @@ async def serve(boot: GatewayBoot) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(boot: GatewayBoot) -> AsyncGenerator[Starlette]:
+async def running(boot: GatewayBoot) -> AsyncGenerator[App]:
     """The application with everything behind it, until the block ends."""
     run = RunId(boot.run)
     database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS, pre_ping=False)
@@ -60,7 +59,7 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[Starlette]:
     service = Service(store, engines, recorder, Renderer(model), policy_of(config), secret, clock)
     leases = asyncio.create_task(recorder.renew_for_ever())
     try:
-        yield create_app(service, model, boot.ping_s)
+        yield App(service, model, boot.ping_s)
     finally:
         leases.cancel()
         await asyncio.wait([leases])
@@ -89,7 +88,7 @@ def policy_of(config: dict[str, Any]) -> Policy:
     )
 
 
-def server(app: Starlette) -> uvicorn.Server:
+def server(app: App) -> uvicorn.Server:
     """The HTTP server of the application; it is not running yet."""
     # No access log: the token may stand in the URL.
     config = uvicorn.Config(

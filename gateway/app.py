@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from gateway.delivery import Delivery, send_error
@@ -29,39 +30,40 @@ Handler = Callable[[Request], Awaitable[Any]]
 DialectOf = Callable[[Request], Dialect]
 
 
-def create_app(service: Service, model: Path, ping_s: float) -> Starlette:
-    """The application of one run; ``model`` only gives the name that is listed."""
-    app = Starlette()
-    app.state.service = service
+class App(Router):
+    """The routes of one run, without the layers of an application that would do what `Endpoint` does."""
 
-    def routes(path: str, endpoint: Handler, methods: list[str]) -> None:
-        for prefix in ("", "/t/{token}"):
-            app.add_route(prefix + path, endpoint, methods=methods)
+    def __init__(self, service: Service, model: Path, ping_s: float) -> None:
+        """``model`` only gives the name that is listed."""
+        super().__init__()
+        self.service = service
 
-    def answering(path: str, dialect_of: DialectOf) -> None:
-        handler = partial(_answer, service, ping_s, dialect_of)
-        routes(path, _guarded(dialect_of, handler), ["POST"])
+        def routes(path: str, endpoint: Any, methods: list[str]) -> None:
+            self.routes += [Route(prefix + path, endpoint, methods=methods) for prefix in ("", "/t/{token}")]
 
-    def counting(path: str, dialect_of: DialectOf, document: Callable[[int], dict[str, Any]]) -> None:
-        handler = partial(_count, service, dialect_of, document)
-        routes(path, _guarded(dialect_of, handler), ["POST"])
+        def answering(path: str, dialect_of: DialectOf) -> None:
+            handler = partial(_answer, service, ping_s, dialect_of)
+            routes(path, Endpoint(dialect_of, handler), ["POST"])
 
-    answering("/v1/messages", lambda _: ANTHROPIC)
-    answering("/v1/chat/completions", lambda _: CHAT)
-    answering("/v1/responses", lambda _: RESPONSES)
-    counting("/v1/messages/count_tokens", lambda _: ANTHROPIC, lambda num: {"input_tokens": num})
-    counting("/v1/responses/input_tokens", lambda _: RESPONSES, _counted_response)
-    for version in GOOGLE_VERSIONS:
-        method = version + "/models/{model:path}:"
-        answering(f"{method}generateContent", _google)
-        answering(f"{method}streamGenerateContent", partial(_google, streams=True))
-        counting(f"{method}countTokens", _google, lambda num: {"totalTokens": num})
-        models = partial(_models, service, model.name)
-        routes(f"{version}/models", _guarded(_asker, models), ["GET"])
-        routes(version + "/models/{model:path}", _guarded(_asker, models), ["GET"])
-    routes("/api/hello", _hello, ["GET", "HEAD"])
-    app.add_route("/health", partial(_health, service), methods=["GET"])
-    return app
+        def counting(path: str, dialect_of: DialectOf, document: Callable[[int], dict[str, Any]]) -> None:
+            handler = partial(_count, service, dialect_of, document)
+            routes(path, Endpoint(dialect_of, handler), ["POST"])
+
+        answering("/v1/messages", lambda _: ANTHROPIC)
+        answering("/v1/chat/completions", lambda _: CHAT)
+        answering("/v1/responses", lambda _: RESPONSES)
+        counting("/v1/messages/count_tokens", lambda _: ANTHROPIC, lambda num: {"input_tokens": num})
+        counting("/v1/responses/input_tokens", lambda _: RESPONSES, _counted_response)
+        for version in GOOGLE_VERSIONS:
+            method = version + "/models/{model:path}:"
+            answering(f"{method}generateContent", _google)
+            answering(f"{method}streamGenerateContent", partial(_google, streams=True))
+            counting(f"{method}countTokens", _google, lambda num: {"totalTokens": num})
+            models = Endpoint(_asker, partial(_models, service, model.name))
+            routes(f"{version}/models", models, ["GET"])
+            routes(version + "/models/{model:path}", models, ["GET"])
+        routes("/api/hello", _hello, ["GET", "HEAD"])
+        self.routes.append(Route("/health", Endpoint(_asker, partial(_health, service)), methods=["GET"]))
 
 
 def presented_token(request: Request) -> str:
@@ -98,21 +100,26 @@ class Refusal:
         await send_error(send, self._dialect, self._error)
 
 
-def _guarded(dialect_of: DialectOf, handler: Handler) -> Handler:
-    """Failures in the dialect's own shape; a bug is logged and answered as 500."""
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An ASGI application. Failures in the dialect's own shape; a bug is logged and answered as 500."""
 
-    async def endpoint(request: Request) -> Any:
+    dialect_of: DialectOf
+    handler: Handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
         try:
-            return await handler(request)
+            response = await self.handler(request)
         except ANSWERED as error:
-            return Refusal(dialect_of(request), error)
+            response = Refusal(self.dialect_of(request), error)
         except ClientDisconnect:
-            return Refusal(dialect_of(request), BadInput("the client went before its request was read"))
+            gone = BadInput("the client went before its request was read")
+            response = Refusal(self.dialect_of(request), gone)
         except Exception as error:
             log.exception("call failed")
-            return Refusal(dialect_of(request), error)
-
-    return endpoint
+            response = Refusal(self.dialect_of(request), error)
+        await response(scope, receive, send)
 
 
 async def _answer(service: Service, ping_s: float, dialect_of: DialectOf, request: Request) -> Delivery:
@@ -126,6 +133,7 @@ async def _answer(service: Service, ping_s: float, dialect_of: DialectOf, reques
         reply=Reply(call.id, asked.model, call.num_input_tokens, int(time.time()), asked.echo),
         stream=asked.stream,
         early_start=service.policy.early_start,
+        live=service.policy.live,
         ping_s=ping_s,
         on_delivered=lambda: service.delivered(attempt, call),
     )

@@ -5,8 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from sqlalchemy import Connection
-
+from db.direct import Statement
 from gateway.store import AWAY, Store, is_away
 from gyre.contracts.ids import CallId
 
@@ -31,10 +30,8 @@ class Batches(Generic[I]):
     A lone call is written at once, and a busy gateway needs fewer transactions, not more.
     """
 
-    def __init__(
-        self, store: Store, write: Callable[[Connection, Sequence[I]], set[CallId]], stage: str
-    ) -> None:
-        """``write`` is one statement; it returns the calls that it wrote, the others stay as they are."""
+    def __init__(self, store: Store, write: Callable[[Sequence[I]], Statement], stage: str) -> None:
+        """``write`` makes one statement, which returns the calls that it wrote; others stay as they are."""
         self._store, self._write, self._stage = store, write, stage
         self._waiting: list[tuple[I, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
@@ -64,9 +61,9 @@ class Batches(Generic[I]):
                     if not written.cancelled():
                         written.set_result(item.call in done)
 
-    async def _written(self, items: Sequence[I]) -> set[CallId]:
+    async def _written(self, items: Sequence[I]) -> set[str]:
         try:
-            return await self._store.run_single(lambda c: self._write(c, items), self._stage)
+            return await self._store.write(lambda: self._write(items), self._stage)
         except Exception as error:
             if is_away(error):
                 raise

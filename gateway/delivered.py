@@ -8,7 +8,7 @@ from db import calls
 from gateway.store import Store
 from gyre.contracts.ids import AttemptId, CallId
 
-GATHER_S = 0.05
+GATHER_S = 0.5
 """How long deliveries are gathered for one write; nobody waits for it."""
 
 

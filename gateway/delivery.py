@@ -8,8 +8,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from gateway.attempts import LiveCall
-from gateway.dialects.base import Dialect, Finished, Reply, Stream, compact
+from gateway.dialects.base import Dialect, Finished, Reply, Stream
 from gateway.errors import status_of
+from gyre.contracts.compact import json_bytes
 from gyre.contracts.errors import EngineFailed
 
 LIVE_EVERY_S = 0.05
@@ -29,6 +30,8 @@ class Delivery:
     reply: Reply
     stream: bool
     early_start: bool
+    live: bool
+    """Whether the call tells what it has before it has all."""
     ping_s: float
     on_delivered: Callable[[], None]
 
@@ -78,26 +81,34 @@ class Delivery:
         self, send: Send, gone: "asyncio.Task[None]", stream: Stream
     ) -> "set[asyncio.Task[Any]]":
         """What ended; nothing after something was written, a ping if there was no more to say."""
-        grown = asyncio.create_task(self.call.grown.wait())
-        try:
-            ended = await self._wait(gone, self.ping_s, grown)
-        finally:
-            grown.cancel()
+        if not self.live:
+            ended = await self._wait(gone, self.ping_s)
+        else:
+            grown = asyncio.create_task(self.call.grown.wait())
+            try:
+                ended = await self._wait(gone, self.ping_s, grown)
+            finally:
+                grown.cancel()
+            if ended == {grown}:
+                await self._say_more(send, stream)
+                return set()
+            ended -= {grown}
         if not ended:
             await _body(send, stream.ping, more=True)
-        elif ended == {grown}:
-            self.call.grown.clear()
-            if more := stream.live(*self.call.said()):
-                await _body(send, more, more=True)
-            await asyncio.sleep(LIVE_EVERY_S)
-        return ended - {grown}
+        return ended
+
+    async def _say_more(self, send: Send, stream: Stream) -> None:
+        self.call.grown.clear()
+        if more := stream.live(*self.call.said()):
+            await _body(send, more, more=True)
+        await asyncio.sleep(LIVE_EVERY_S)
 
     async def _whole(self, send: Send, gone: "asyncio.Task[None]") -> bool:
         if not await self._answered(send, gone):
             return False
         assert self.call.task is not None
         finished: Finished = self.call.task.result()
-        body = compact(self.dialect.whole(self.reply, finished))
+        body = json_bytes(self.dialect.whole(self.reply, finished))
         await _head(send, 200, _json_headers(body))
         await _body(send, body[:-1], more=True)
         if gone.done():
@@ -137,7 +148,7 @@ class Delivery:
 async def send_error(send: Send, dialect: Dialect, error: BaseException) -> None:
     """A refused call, in the dialect's shape."""
     status, document = dialect.error(status_of(error), error)
-    body = compact(document)
+    body = json_bytes(document)
     retry = [(b"retry-after", b"1")] if status in (429, 503, 529) else []
     await _head(send, status, _json_headers(body) + retry)
     await _body(send, body)

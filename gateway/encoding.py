@@ -1,21 +1,40 @@
-"""Text to token ids: the head of a prompt (system prompt and tools) is encoded once for all its executions.
+"""Text to token ids: what heads of prompts (system prompt and tools) have in common is encoded once.
 
 A tokenizer cuts text at its special tokens before anything else, so what stands before and after the end of a
-turn can be encoded apart. `_cuts_at` refuses tokenizers for which that might not hold.
+turn can be encoded apart. `_cuts_at` refuses tokenizers for which that might not hold. Most also end a word
+with each line, so the lines of a head can be encoded apart: tools, a line each, are the same for all tasks.
+`_ends_words_with_lines` knows which.
 """
 
+import itertools
+import json
+import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from tokenizers import models
 
 from gyre.trajectory.arrays import Ids, as_ids
 
 LONG_HEAD = 4_000
 """Characters; shorter heads are not worth their place."""
-KEPT_HEADS = 64
+LONG_LINE = 400
+"""Characters; shorter lines are kept together with those around them."""
+KEPT_PIECES = 512
 PROBES = ("word", " word", "\nword", "  ", "1", "é", "{")
 """Beginnings and ends that tokenizers treat apart: with and without space, line ends, digits, letters."""
+LINE_END = re.compile(r"\n(?=[!-~])")
+"""One that something visible follows."""
+WORDS = {
+    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}|\p{{N}}{digits}"
+    rf"| ?[^\s{others}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for letters, others in ((r"\p{L}+", r"\p{L}\p{N}"), (r"[\p{L}\p{M}]+", r"\p{L}\p{M}\p{N}"))
+    for digits in ("", "{1,3}")
+}
+"""How the tokenizers of Qwen 2 to 3.5, Llama 3 and GPT-4 cut text into words. No word goes on behind a line
+end, and where the text ends with one, its last word ends as it would in front of another line."""
 
 
 class Encoder:
@@ -29,18 +48,21 @@ class Encoder:
             self._backend.no_truncation()
             self._backend.no_padding()
         self._cut = end_of_turn if end_of_turn and self._cuts_at(end_of_turn) else None
-        self._head = lru_cache(maxsize=KEPT_HEADS)(self._whole)
+        self._by_lines = self._backend is not None and _ends_words_with_lines(self._backend)
+        self._piece = lru_cache(maxsize=KEPT_PIECES)(self._whole)
 
     def encode(self, text: str) -> Ids:
+        """The ids of a text, shape (num_tokens,)."""
         end = text.find(self._cut) + len(self._cut) if self._cut and self._cut in text else 0
         if end < LONG_HEAD:
             return self._whole(text)
-        return np.concatenate([self._head(text[:end]), self._whole(text[end:])])
+        head = filter(None, _pieces(text[:end])) if self._by_lines else [text[:end]]
+        return np.concatenate([*map(self._piece, head), self._whole(text[end:])])
 
     @property
-    def heads(self) -> Any:
-        """Hits and misses of heads since this process started."""
-        return self._head.cache_info()
+    def pieces(self) -> Any:
+        """Hits and misses of heads, or of their pieces, since this process started."""
+        return self._piece.cache_info()
 
     def _whole(self, text: str) -> Ids:
         if self._backend is None:
@@ -63,6 +85,46 @@ class Encoder:
     def _apart(self, before: str, end: str, after: str) -> bool:
         pieces = np.concatenate([self._whole(before + end), self._whole(after)])
         return np.array_equal(self._whole(before + end + after), pieces)
+
+
+def _pieces(head: str) -> Iterator[str]:
+    """The long lines of a head, and what stands between them."""
+    ends = [end.end() for end in LINE_END.finditer(head)]
+    begun = 0
+    for start, end in itertools.pairwise([0, *ends, len(head)]):
+        if end - start >= LONG_LINE:
+            yield from (head[begun:start], head[start:end])
+            begun = end
+    yield head[begun:]
+
+
+def _ends_words_with_lines(backend: Any) -> bool:
+    """Whether a text can be cut behind a line end that something visible follows, and no id changes."""
+    if not isinstance(backend.model, models.BPE) or backend.model.dropout:
+        return False
+    if backend.normalizer is not None and _described(backend.normalizer) != {"type": "NFC"}:
+        return False
+    if any(
+        token.lstrip or token.single_word or "\n" in token.content
+        for token in backend.get_added_tokens_decoder().values()
+    ):
+        return False
+    match _described(backend.pre_tokenizer) if backend.pre_tokenizer else {}:
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return words in WORDS
+        case _:
+            return False
+
+
+def _described(part: Any) -> dict[str, Any]:
+    """A part of a tokenizer as it stands in tokenizer.json."""
+    return json.loads(part.__getstate__())
 
 
 def _overlaps(other: str, end: str) -> bool:

@@ -4,11 +4,11 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from db import attempts, calls, recording
+from db.direct import Statement
 from gateway.attempts import AttemptState, LiveCall, Prompt, finished_of, restore_tree
 from gateway.batches import Batches
 from gateway.dialects.base import Finished
@@ -42,16 +42,19 @@ class Recorder:
         self._commits = Batches[recording.Commit](store, self._commit_all, "commit")
 
     async def begin(
-        self, state: AttemptState, new: calls.NewCall, sampling: Callable[[int], SamplingParams]
+        self,
+        state: AttemptState,
+        index: int,
+        new: calls.NewCall,
+        sampling: Callable[[int], SamplingParams],
     ) -> int:
-        """Record a call as in flight and hold it; returns its index. Raises Fenced.
+        """Record a call as in flight and hold it; returns its index, ``index`` if it is free. Raises Fenced.
 
         When the connection is lost in the commit, the call is recorded again under the next index. The
         row of the first time, if there is one, is held by nobody: its lease runs out.
         """
 
         parameters = lambda index: sampling(index).model_dump()  # noqa: E731
-        index = state.take_index()
         if not await self._begins.put(recording.Begin(state.attempt, index, new, parameters(index))):
             begin = lambda s: calls.begin(s, state.attempt, new, parameters, owner=self._owner, ttl_s=LEASE_S)  # noqa: E731
             index = await self._store.run(begin)
@@ -146,11 +149,11 @@ class Recorder:
             lambda s: calls.commit(s, call.id, state.attempt, self._owner, nodes, outcome)
         )
 
-    def _begin_all(self, connection: Connection, begins: Sequence[recording.Begin]) -> set[CallId]:
-        return recording.begin(connection, begins, owner=self._owner, ttl_s=LEASE_S)
+    def _begin_all(self, begins: Sequence[recording.Begin]) -> Statement:
+        return recording.begin(begins, owner=self._owner, ttl_s=LEASE_S)
 
-    def _commit_all(self, connection: Connection, commits: Sequence[recording.Commit]) -> set[CallId]:
-        return recording.commit(connection, commits, owner=self._owner)
+    def _commit_all(self, commits: Sequence[recording.Commit]) -> Statement:
+        return recording.commit(commits, owner=self._owner)
 
     async def _answered_elsewhere(self, call: LiveCall) -> Finished:
         """The answer of a call that is not ours in flight: a lost commit of ours, or another gateway's."""

@@ -137,26 +137,32 @@ class Service:
         await self._engines.close()
 
     async def _begin(self, asked: Asked) -> LiveCall:
-        """Record a new call as in flight, then start it."""
-        state = asked.state
+        """Record a new call as in flight, and start it.
+
+        It is sampled while it is recorded: neither needs the other, and nothing is answered before both.
+        """
+        state, sampling = asked.state, self._sampling(asked)
         self._check_limits(state, asked.prompt)
         state.num_in_flight += 1
+        call = _new_call(asked, state.take_index())
+        sampled = self._sample(asked, call, sampling(call.index))
         try:
-            index = await self._record(asked)
+            index = await self._record(asked, call.index, sampling)
+            if index != call.index:  # Another gateway had it; the seed follows from the index.
+                sampled.cancel()
+                call = _new_call(asked, index)
+                sampled = self._sample(asked, call, sampling(index))
         except BaseException as error:
+            sampled.cancel()
             state.num_in_flight -= 1
             if isinstance(error, Fenced):
                 self._forget(state.attempt)
             raise
         state.num_calls = max(state.num_calls, index + 1)
-        call = LiveCall(
-            call_id(state.attempt, index), asked.key, index, len(asked.prompt.ids), connected=True
-        )
         state.live[asked.key].append(call)
         self.counts["calls"] += 1
         self.counts["forked"] += asked.prompt.forked
-        params = self._sampling(asked)(index)
-        call.task = self._start(state, call, self._complete(asked, call, params))
+        call.task = self._start(state, call, self._complete(asked, call, sampled))
         return call
 
     async def _take_up(self, asked: Asked, call: LiveCall) -> LiveCall:
@@ -191,12 +197,20 @@ class Service:
         task.add_done_callback(ended)
         return task
 
-    async def _complete(self, asked: Asked, call: LiveCall, params: SamplingParams) -> Finished:
-        """Sample, read and commit: when this returns, the answer is in the record."""
+    def _sample(self, asked: Asked, call: LiveCall, params: SamplingParams) -> asyncio.Task[Sampled]:
+        """Ask an engine."""
+        on_tokens = self._teller(asked, call) if self.policy.live and asked.request.stream else None
+        attempt, ids = asked.state.attempt, asked.prompt.ids
+        task = asyncio.create_task(self._engines.sample(call.id, ids, params, attempt, on_tokens))
+        # Whoever waits for it hears of a failure; nobody does when the call could not be recorded.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _complete(self, asked: Asked, call: LiveCall, sampling: asyncio.Task[Sampled]) -> Finished:
+        """Read and commit what is sampled: when this returns, the answer is in the record."""
         state, prompt = asked.state, asked.prompt
         try:
-            on_tokens = self._teller(asked, call) if self.policy.live and asked.request.stream else None
-            sampled = await self._engines.sample(call.id, prompt.ids, params, state.attempt, on_tokens)
+            sampled = await sampling
             answer = self._read(asked, call, sampled)
             finished = await self._recorder.commit(state, call, prompt, sampled, answer)
             self.watch.note(answer, offered=bool(asked.request.tools))
@@ -232,7 +246,9 @@ class Service:
     async def _adopt(self, asked: Asked, call: LiveCall) -> Finished:
         """Finish a call of a gateway that is gone: its index, and so its seed, stay."""
         found = await self._recorder.take_over(asked.state, call)
-        return found if isinstance(found, Finished) else await self._complete(asked, call, found)
+        if isinstance(found, Finished):
+            return found
+        return await self._complete(asked, call, self._sample(asked, call, found))
 
     def _check_limits(self, state: AttemptState, prompt: Prompt) -> None:
         policy = self.policy
@@ -243,7 +259,7 @@ class Service:
         if len(prompt.ids) >= policy.context_tokens:
             raise PromptTooLong(len(prompt.ids), policy.context_tokens - 1)
 
-    async def _record(self, asked: Asked) -> int:
+    async def _record(self, asked: Asked, index: int, sampling: Callable[[int], SamplingParams]) -> int:
         new = calls.NewCall(
             dialect=asked.dialect.name,
             role=asked.role,
@@ -253,7 +269,7 @@ class Service:
             num_reused_tokens=asked.prompt.num_reused,
             input_sha256=ids_sha256(asked.prompt.ids),
         )
-        return await self._recorder.begin(asked.state, new, self._sampling(asked))
+        return await self._recorder.begin(asked.state, index, new, sampling)
 
     def _sampling(self, asked: Asked) -> Callable[[int], SamplingParams]:
         """The run's sampling for a call index; of the harness only a smaller bound counts."""
@@ -345,6 +361,11 @@ class Service:
         except Fenced:
             self._forget(state.attempt)
             raise
+
+
+def _new_call(asked: Asked, index: int) -> LiveCall:
+    name = call_id(asked.state.attempt, index)
+    return LiveCall(name, asked.key, index, len(asked.prompt.ids), connected=True)
 
 
 def call_seed(execution: str, attempt_number: int, call_index: int) -> int:

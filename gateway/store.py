@@ -1,15 +1,17 @@
-"""Short transactions in a thread pool, so that the event loop never waits for Postgres."""
+"""Short transactions in a thread pool, and the statements of every call in the event loop itself."""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
+from db.direct import Direct, Statement
 from db.session import transaction
 from gateway.clock import Clock
 
@@ -30,13 +32,13 @@ def is_away(error: BaseException) -> bool:
 
 
 class Store:
-    """Runs functions of a session or a connection, again while Postgres is away, bounded by ``hold_s``."""
+    """Runs functions of a session and single statements, again while Postgres is away, for ``hold_s``."""
 
     def __init__(
         self, database: Engine, *, hold_s: float, num_threads: int = 8, clock: Clock | None = None
     ) -> None:
         self._database, self._hold_s, self._clock = database, hold_s, clock or Clock()
-        self._single = database.execution_options(isolation_level="AUTOCOMMIT")
+        self._direct, self._one_by_one = Direct(database), asyncio.Lock()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="store")
 
     async def run(self, work: Callable[[Session], T], stage: str = "other rows") -> T:
@@ -49,39 +51,62 @@ class Store:
             with self._clock.stage(stage), transaction(self._database) as session:
                 return work(session)
 
-        return await self._until_done(once, lambda error: True)
+        return await self._until_done(partial(self._in_thread, once), lambda error: True)
 
-    async def run_single(self, work: Callable[[Connection], T], stage: str) -> T:
-        """The same for one statement: it is a transaction by itself, in a single round trip.
+    async def write(self, statement: Callable[[], Statement], stage: str) -> set[str]:
+        """The ids that one statement returns: it is a transaction by itself, in a single round trip.
 
+        One goes after the other, so that one server process does them all and has at hand what they need.
         Tried again only while Postgres is away: what else went wrong may be the fault of one of its rows.
         """
 
-        def once() -> T:
-            with self._clock.stage(stage), self._single.begin() as connection:
-                return work(connection)
+        async def rows() -> list[tuple[Any, ...]]:
+            return await self._direct.run(statement())
+
+        async def once(timeout_s: float) -> set[str]:
+            deadline = time.monotonic() + timeout_s
+            async with asyncio.timeout(timeout_s):
+                await self._one_by_one.acquire()
+            try:
+                running = asyncio.create_task(self._clock.staged(stage, rows()))
+                if not (await asyncio.wait({running}, timeout=deadline - time.monotonic()))[0]:
+                    self._direct.leave()
+                    raise TimeoutError
+            finally:
+                self._one_by_one.release()
+            return {row[0] for row in running.result()}
 
         return await self._until_done(once, is_away)
 
-    async def _until_done(self, once: Callable[[], T], passing: Callable[[Exception], bool]) -> T:
+    async def _until_done(
+        self, once: Callable[[float], Awaitable[T]], passing: Callable[[Exception], bool]
+    ) -> T:
+        """The result of ``once``, which is told how many seconds it has."""
         deadline, delay = time.monotonic() + self._hold_s, FIRST_RETRY_S
         while True:
             try:
-                return await self._try(once, max(deadline - time.monotonic(), LEAST_TRY_S))
+                return await _answered(once(max(deadline - time.monotonic(), LEAST_TRY_S)))
             except AWAY as error:
                 if not passing(error) or time.monotonic() + delay > deadline:
                     raise
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_S)
 
-    async def _try(self, once: Callable[[], T], timeout_s: float) -> T:
-        """One try. Raises OperationalError when the server is silent: its thread is left to its own end."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads, once)
-        try:
-            return await asyncio.wait_for(work, timeout_s)
-        except TimeoutError as error:
-            raise OperationalError(None, None, error) from error
+    async def _in_thread(self, work: Callable[[], T], timeout_s: float) -> T:
+        """One try; a thread that gets no answer is left to its own end."""
+        return await asyncio.wait_for(
+            asyncio.get_running_loop().run_in_executor(self._threads, work), timeout_s
+        )
 
     def close(self) -> None:
         """Wait for what is under way."""
         self._threads.shutdown(wait=True)
+        self._direct.close()
+
+
+async def _answered(work: Awaitable[T]) -> T:
+    """Raises OperationalError when the server is silent for too long."""
+    try:
+        return await work
+    except TimeoutError as error:
+        raise OperationalError(None, None, error) from error

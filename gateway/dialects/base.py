@@ -1,10 +1,10 @@
 """What a dialect must be able to say."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gyre.contracts.compact import json_bytes
 from gyre.contracts.errors import EngineFailed
 from gyre.contracts.lifecycle import FinishReason
 from gyre.trajectory.answers import Answer
@@ -41,8 +41,15 @@ class Reply:
 class Dialect(Protocol):
     """Pure: requests in, bytes out."""
 
-    name: str
-    tool_prefix: str
+    @property
+    def name(self) -> str:
+        """As it stands in the record."""
+        ...
+
+    @property
+    def tool_prefix(self) -> str:
+        """What its tool call ids begin with."""
+        ...
 
     def parse(self, body: Mapping[str, Any]) -> CanonicalRequest:
         """Raises BadInput for a body that is no request of the dialect."""
@@ -106,16 +113,11 @@ class Stream:
         return self.live(answer.reasoning or "", answer.text) + self.finish(finished)
 
 
-def compact(document: Mapping[str, Any]) -> bytes:
-    """A JSON document without a space too many."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 def event(kind: str, data: Mapping[str, Any]) -> bytes:
     """A server-sent event whose data repeat its type."""
-    return f"event: {kind}\ndata: ".encode() + compact({"type": kind, **data}) + b"\n\n"
+    return f"event: {kind}\ndata: ".encode() + json_bytes({"type": kind, **data}) + b"\n\n"
 
 
 def data_event(document: Mapping[str, Any]) -> bytes:
     """A server-sent event without a type."""
-    return b"data: " + compact(document) + b"\n\n"
+    return b"data: " + json_bytes(document) + b"\n\n"

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.dialects.base import Finished, Reply, Stream, compact, data_event
+from gateway.dialects.base import Finished, Reply, Stream, data_event
 from gateway.errors import PromptTooLong, sentence_of
+from gyre.contracts.compact import json_bytes
 from gyre.trajectory.answers import Answer, short_hash
 from gyre.trajectory.canonical import CanonicalRequest, ToolCall
 from gyre.trajectory.dialects import from_google
@@ -108,7 +109,7 @@ class ArrayStream(EventStream):
 
     def _written(self, document: Mapping[str, Any]) -> bytes:
         separator, self._separator = self._separator, b",\n"
-        return separator + compact(document)
+        return separator + json_bytes(document)
 
 
 def _parts(answer: Answer) -> list[dict[str, Any]]:

@@ -27,12 +27,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
-import orjson
+from gyre.contracts.compact import json_bytes
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 UNNAMED = "#"
+KEPT_CHARACTERS = 2_000
+"""Of the arguments of a call whose key form is kept: most are shorter, ten thousand of them are little."""
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -112,7 +115,7 @@ def first_key(tools: Sequence[Mapping[str, Any]], scope: str = "") -> str:
 
     ``scope`` names what else must be equal for a match: model and chat template.
     """
-    return hashlib.sha256(_dump([scope, tools])).hexdigest()
+    return hashlib.sha256(json_bytes([scope, tools])).hexdigest()
 
 
 def chain_keys(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], scope: str = "") -> list[str]:
@@ -137,8 +140,13 @@ def request_key(conversation_key: str, model: str) -> str:
 
 def message_bytes(message: Message) -> bytes:
     """A message without its reasoning, equal for equal canonical messages only."""
-    calls = [(call.id, call.name, _spaced_once(call.arguments)) for call in message.tool_calls]
-    return _dump((message.role, message.content, calls, message.tool_call_id))
+    calls = [(call.id, call.name, _arguments(call)) for call in message.tool_calls]
+    return json_bytes((message.role, message.content, calls, message.tool_call_id))
+
+
+def _arguments(call: ToolCall) -> str:
+    spaced = _kept_spaced_once if len(call.arguments) <= KEPT_CHARACTERS else _spaced_once
+    return spaced(call.arguments)
 
 
 def whole_characters(value: Any) -> Any:
@@ -157,12 +165,5 @@ def _spaced_once(arguments: str) -> str:
         return arguments
 
 
-def _dump(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits, or deep nesting
-        return _dump_any(value)
-
-
-def _dump_any(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+_kept_spaced_once = lru_cache(maxsize=10_000)(_spaced_once)
+"""Each request of a conversation has all its calls."""

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 import uvicorn
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
-from starlette.applications import Starlette
 from transformers import PreTrainedTokenizerFast
 
 from db import attempts, calls
 from db.models import Cell, Execution, ModelCall, QueryGroup, Run, RunConfig, Task, TreeNode
 from db.session import transaction
 from gateway.__main__ import listening_sockets, running, server
+from gateway.app import App
 from gyre.contracts.ids import AttemptId, ExecutionId
 from gyre.contracts.processes import GatewayBoot
 from gyre.contracts.tokens import attempt_token
@@ -75,7 +76,7 @@ class World:
     port: int
     attempt: AttemptId = ATTEMPT
     boot_options: dict[str, Any] = field(default_factory=dict)
-    apps: list[Starlette] = field(default_factory=list)
+    apps: list[App] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -224,3 +225,23 @@ def sse_events(text: str) -> list[dict[str, Any]]:
     """The JSON documents of a stream."""
     lines = (line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: "))
     return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def lose_every_other_answer(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first of two statements of a call is committed, and its connection lost before that is heard.
+
+    Returns what becomes of them: "lost" or "heard".
+    """
+    execute, heard = psycopg.AsyncConnection.execute, list[str]()
+
+    async def execute_and_lose(
+        connection: psycopg.AsyncConnection[Any], *args: Any, **options: Any
+    ) -> psycopg.AsyncCursor[Any]:
+        cursor = await execute(connection, *args, **options)
+        heard.append("heard" if len(heard) % 2 else "lost")
+        if heard[-1] == "lost":
+            raise psycopg.OperationalError("the connection was lost")
+        return cursor
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "execute", execute_and_lose)
+    return heard

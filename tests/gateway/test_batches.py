@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from db import attempts, calls, executions, recording, run_state, runs
+from db.direct import Statement
 from db.models import Execution, ModelCall
 from db.session import transaction
 from gateway.attempts import AttemptState, load_state
@@ -61,6 +63,11 @@ def ended(attempt: AttemptId, index: int = 0) -> recording.Commit:
     return recording.Commit(call_id(attempt, index), attempt, [context, sampled], outcome)
 
 
+def execute(connection: Connection, statement: Statement) -> set[str]:
+    """Whose rows it wrote."""
+    return {row[0] for row in connection.exec_driver_sql(statement.sql, statement.values)}
+
+
 def rows(world: World) -> dict[str, ModelCall]:
     return {row.attempt_id: row for row in world.read(lambda s: list(s.query(ModelCall)))}
 
@@ -70,8 +77,8 @@ def test_what_is_written_together_is_what_is_written_apart(world: World, many: l
     together, apart = many[0], many[1]
     done = ended(apart)
     with world.database.begin() as connection:
-        recording.begin(connection, [begun(together)], owner=OWNER, ttl_s=30)
-        recording.commit(connection, [ended(together)], owner=OWNER)
+        execute(connection, recording.begin([begun(together)], owner=OWNER, ttl_s=30))
+        execute(connection, recording.commit([ended(together)], owner=OWNER))
     with transaction(world.database) as session:
         calls.begin(session, apart, NEW, lambda index: begun(apart).sampling, owner=OWNER, ttl_s=30)
         assert calls.commit(session, done.call, apart, OWNER, done.nodes, done.outcome)
@@ -91,23 +98,23 @@ def test_what_is_written_together_is_what_is_written_apart(world: World, many: l
 
 def test_a_sealed_member_is_left_out(world: World, many: list[AttemptId]) -> None:
     with world.database.begin() as connection:
-        recording.begin(connection, [begun(each) for each in many], owner=OWNER, ttl_s=30)
+        execute(connection, recording.begin([begun(each) for each in many], owner=OWNER, ttl_s=30))
     with transaction(world.database) as session:
         attempts.seal(session, many[1], EndReason.EXITED)
     with world.database.begin() as connection:
-        written = recording.commit(connection, [ended(each) for each in many], owner=OWNER)
+        written = execute(connection, recording.commit([ended(each) for each in many], owner=OWNER))
     assert written == {call_id(each, 0) for each in many if each != many[1]}
     assert [rows(world)[each].status for each in many] == ["committed", "failed", "committed", "committed"]
     with world.database.begin() as connection:
-        assert recording.begin(connection, [begun(each, 1) for each in many[:2]], owner=OWNER, ttl_s=30) == {
-            call_id(many[0], 1)
-        }
+        assert execute(
+            connection, recording.begin([begun(each, 1) for each in many[:2]], owner=OWNER, ttl_s=30)
+        ) == {call_id(many[0], 1)}
 
 
 def test_a_locked_member_is_not_waited_for(world: World, many: list[AttemptId]) -> None:
     with transaction(world.database) as sealing, world.database.begin() as connection:
         attempts.seal(sealing, many[0], EndReason.EXITED)
-        written = recording.begin(connection, [begun(each) for each in many], owner=OWNER, ttl_s=30)
+        written = execute(connection, recording.begin([begun(each) for each in many], owner=OWNER, ttl_s=30))
     assert written == {call_id(each, 0) for each in many[1:]}
 
 
@@ -130,15 +137,15 @@ def test_a_held_execution_or_run_is_not_waited_for(
         holder(holding)
         holding.flush()
         connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
-        written = recording.begin(connection, [begun(each) for each in many], owner=OWNER, ttl_s=30)
+        written = execute(connection, recording.begin([begun(each) for each in many], owner=OWNER, ttl_s=30))
     assert written == {call_id(each, 0) for each in many}
 
 
 def test_a_call_of_another_gateway_is_left_alone(world: World, many: list[AttemptId]) -> None:
     with world.database.begin() as connection:
-        recording.begin(connection, [begun(many[0])], owner="there:1/other", ttl_s=30)
-        assert recording.commit(connection, [ended(many[0])], owner=OWNER) == set()
-        assert recording.begin(connection, [begun(many[0])], owner=OWNER, ttl_s=30) == set()
+        execute(connection, recording.begin([begun(many[0])], owner="there:1/other", ttl_s=30))
+        assert execute(connection, recording.commit([ended(many[0])], owner=OWNER)) == set()
+        assert execute(connection, recording.begin([begun(many[0])], owner=OWNER, ttl_s=30)) == set()
     assert rows(world)[many[0]].lease_owner == "there:1/other"
 
 
@@ -154,7 +161,7 @@ def test_one_fenced_begin_fails_alone(world: World, many: list[AttemptId], store
         attempts.seal(session, many[2], EndReason.EXITED)
 
     async def begin_all(recorder: Recorder) -> list[int | BaseException]:
-        begins = (recorder.begin(state, NEW, sampling) for state in states)
+        begins = (recorder.begin(state, state.take_index(), NEW, sampling) for state in states)
         return await asyncio.gather(*begins, return_exceptions=True)
 
     first, second, fenced, last = asyncio.run(begin_all(Recorder(store, "here:1")))
@@ -168,7 +175,9 @@ def test_calls_of_one_attempt_at_once_get_indexes_of_their_own(world: World, sto
         state: AttemptState = load_state(session, world.attempt)
 
     async def begin_all(recorder: Recorder) -> list[int]:
-        return await asyncio.gather(*(recorder.begin(state, NEW, sampling) for _ in range(5)))
+        return await asyncio.gather(
+            *(recorder.begin(state, state.take_index(), NEW, sampling) for _ in range(5))
+        )
 
     assert sorted(asyncio.run(begin_all(Recorder(store, "here:1")))) == list(range(5))
     assert [call.sampling["sampling_seed"] for call in world.calls()] == list(range(5))
@@ -179,9 +188,7 @@ def test_a_faulty_member_is_tried_apart(world: World, many: list[AttemptId], sto
     bad = replace(begun(many[0]), new=replace(NEW, role="\0"))
 
     async def put(items: list[recording.Begin]) -> list[bool]:
-        batches = Batches[recording.Begin](
-            store, lambda c, begins: recording.begin(c, begins, owner=OWNER, ttl_s=30), "begin"
-        )
+        batches = Batches[recording.Begin](store, partial(recording.begin, owner=OWNER, ttl_s=30), "begin")
         return await asyncio.gather(*(batches.put(item) for item in items))
 
     assert asyncio.run(put([bad, begun(many[1])])) == [False, False]
@@ -194,10 +201,9 @@ def test_a_deadlock_is_not_postgres_away(
     """Held up by it is one member, tried apart; the others neither wait nor fail, and the log says so."""
     tries: list[int] = []
 
-    def write(connection: Connection, begins: Sequence[recording.Begin]) -> set:
+    def write(begins: Sequence[recording.Begin]) -> Statement:
         tries.append(len(begins))
-        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION SQLSTATE '40P01'; END $$")
-        return set()
+        return Statement("DO $$ BEGIN RAISE EXCEPTION SQLSTATE '40P01'; END $$", {})
 
     async def put(store: Store) -> list[bool]:
         batches = Batches[recording.Begin](store, write, "begin")
@@ -213,9 +219,9 @@ def test_a_deadlock_is_not_postgres_away(
 def test_what_waits_goes_together(world: World, many: list[AttemptId], store: Store) -> None:
     sizes: list[int] = []
 
-    def write(connection: object, begins: list[recording.Begin]) -> set:
+    def write(begins: Sequence[recording.Begin]) -> Statement:
         sizes.append(len(begins))
-        return {each.call for each in begins}
+        return recording.begin(begins, owner=OWNER, ttl_s=30)
 
     async def put() -> list[bool]:
         batches = Batches[recording.Begin](store, write, "begin")
@@ -226,12 +232,10 @@ def test_what_waits_goes_together(world: World, many: list[AttemptId], store: St
 
 
 def test_postgres_away_for_too_long_is_told_to_all(world: World, many: list[AttemptId]) -> None:
-    store = Store(world.database, hold_s=0.2)
-
-    def write(connection: object, begins: object) -> set:
-        raise OperationalError("x", {}, Exception("away"))
+    store = Store(create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing"), hold_s=0.2)
 
     async def put() -> list[object]:
+        write = partial(recording.begin, owner=OWNER, ttl_s=30)
         batches = Batches[recording.Begin](store, write, "begin")
         return await asyncio.gather(*(batches.put(begun(each)) for each in many), return_exceptions=True)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gateway.encoding import LONG_HEAD, Encoder
+from gateway.encoding import LONG_HEAD, WORDS, Encoder
 from tests.gateway.tiny_model import build_tokenizer
 
 END = "<|im_end|>"
@@ -38,7 +38,57 @@ def test_a_head_is_encoded_once(tokenizer: PreTrainedTokenizerFast) -> None:
     head = "tool " * LONG_HEAD + END
     for rest in ("one", "two", "three"):
         encoder.encode(head + rest)
-    assert (encoder.heads.misses, encoder.heads.hits) == (1, 2)
+    assert (encoder.pieces.misses, encoder.pieces.hits) == (1, 2)
+
+
+@pytest.fixture(scope="module", params=sorted(WORDS))
+def by_words(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> PreTrainedTokenizerFast:
+    """Merges that could reach over any line end, if the words let them."""
+    own = build_tokenizer(tmp_path_factory.mktemp("by_words"))
+    core = own.backend_tokenizer
+    split = pre_tokenizers.Split(Regex(request.param), "isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    core.normalizer = normalizers.NFC()
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in "ĊčĠ{}1a.'" for b in "ĊčĠ{}1a.'"]
+    vocabulary = {symbol: number for number, symbol in enumerate([*symbols, *(a + b for a, b in pairs)])}
+    core.model = models.BPE(vocab=vocabulary, merges=pairs)
+    return own
+
+
+lines = st.text(alphabet="\n\r\t {}1a.'é\u0301\u00a0", max_size=30)
+
+
+@given(text=st.lists(lines, max_size=8).map("\n".join))
+def test_lines_of_a_head_are_encoded_apart(by_words: PreTrainedTokenizerFast, text: str) -> None:
+    """Whatever stands around a line end, and wherever a line is long enough to be kept alone."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("gateway.encoding.LONG_LINE", 3)
+        patched.setattr("gateway.encoding.LONG_HEAD", 1)
+        encoder = Encoder(by_words, END)
+        assert encoder.encode(text + END + text).tolist() == by_words.encode(text + END + text)
+    assert text.count("\n{") == 0 or encoder.pieces.misses > 1
+
+
+def test_tools_are_encoded_once_for_all_tasks(by_words: PreTrainedTokenizerFast) -> None:
+    encoder = Encoder(by_words, END)
+    tools = "\n".join("{" + "a" * 500 + str(number) + "}" for number in range(20))
+    for task in ("one", "another"):
+        text = f"{task}\n# Tools\n{tools}\n{END}do {task}"
+        assert encoder.encode(text).tolist() == by_words.encode(text)
+    # The tools, each head's own words, and the end of the turn, which stands alone.
+    assert (encoder.pieces.misses, encoder.pieces.hits) == (20 + 2 + 1, 20 + 1)
+
+
+def test_where_a_word_may_go_on_behind_a_line_end_no_line_is_cut(tokenizer: PreTrainedTokenizerFast) -> None:
+    """GPT-2's words: of several line ends only the last stands alone, and only if something follows."""
+    encoder = Encoder(tokenizer, END)
+    text = "a" * 5_000 + "\n\n{" + "b" * 5_000 + "\n\n{" + END + "x"
+    assert encoder.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert encoder.pieces.misses == 1
 
 
 @pytest.mark.parametrize(
@@ -57,7 +107,7 @@ def test_tokenizers_that_do_not_cut_there_encode_the_whole(tmp_path: Path, token
     encoder = Encoder(own, END)
     text = "x" * LONG_HEAD + f"x{END}{END}  y"
     assert encoder.encode(text).tolist() == own.encode(text, add_special_tokens=False)
-    assert encoder.heads.misses == 0
+    assert encoder.pieces.misses == 0
 
 
 def test_truncation_of_the_tokenizer_file_does_not_count(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Postgres goes away while calls are under way: harnesses see slowness, and each call is written once."""
 
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,12 +11,11 @@ import httpx
 import psutil
 import psycopg
 import pytest
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from db import migrate
 from gyre.stack import postgres
 from gyre.stack.ports import HOST, choose_port
-from tests.gateway.conftest import World, gateway_thread, wait_until
+from tests.gateway.conftest import World, gateway_thread, lose_every_other_answer, wait_until
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.test_calls import CHAT, by_seed, chat, said
 from tests.gateway.wire import DIALECTS, refusal_in, request_in, text_in
@@ -158,9 +156,10 @@ def test_postgres_away_for_too_long_is_one_503_and_a_retry_works(
         assert (answer.status_code, answer.headers["retry-after"]) == (refusals.get(dialect, 503), "1")
         assert refusal_in(answer.json())[1] == "the record cannot be written at the moment"
         assert text_in(dialect, again.json()) == "done"
-    # What a frozen server had been asked for it does when it goes on: rows that nobody works on.
+    # What a frozen server had been asked for it does when it goes on: rows that nobody works on. A call that
+    # could not be recorded may have been sampled.
     committed = [call for call in world.calls() if call.status == "committed"]
-    assert len(committed) == len(engine.requests) == 1 + len(DIALECTS)
+    assert len(committed) == 1 + len(DIALECTS) <= len(engine.requests)
 
 
 def test_an_answer_that_could_not_be_recorded_is_sampled_again(
@@ -188,23 +187,14 @@ def test_a_batch_that_is_done_twice_writes_once(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every statement is committed and its connection lost before the gateway hears of it, once each."""
-    commit, lock, lost = PGDialect_psycopg.do_commit, threading.Lock(), list[str]()
-
-    def commit_and_lose(dialect: PGDialect_psycopg, connection: psycopg.Connection) -> None:
-        commit(dialect, connection)
-        with lock:
-            lost.append("lost" if connection.autocommit and len(lost) % 2 == 0 else "heard")
-            if lost[-1] == "lost":
-                raise psycopg.OperationalError("the connection was lost")
-
     engine.script = by_seed
     engine.gate.clear()
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         asked = ask_all(pool, http)
         wait_until(lambda: len(engine.requests) == len(TEXTS))
         with monkeypatch.context() as patched:
-            patched.setattr(PGDialect_psycopg, "do_commit", commit_and_lose)
+            heard = lose_every_other_answer(patched)
             engine.gate.set()
             answers = [each.result() for each in asked]
-    assert "lost" in lost
+    assert "lost" in heard
     assert_each_written_once(gateway, engine, answers)

@@ -3,7 +3,6 @@
 import asyncio
 from datetime import datetime
 
-import psycopg
 import pytest
 
 from db import calls
@@ -13,7 +12,7 @@ from gateway.recorder import Recorder
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
 from gyre.contracts.ids import call_id
-from tests.gateway.conftest import World
+from tests.gateway.conftest import World, lose_every_other_answer
 
 NEW = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")
 
@@ -30,19 +29,12 @@ def leases(world: World) -> list[datetime]:
 
 def test_a_call_recorded_twice_is_held_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is lost after the commit: the first row is nobody's, and its lease runs out."""
-    store, dialect = Store(world.database, hold_s=10), world.database.dialect
-    recorder, commit, lost = Recorder(store, "here:1"), dialect.do_commit, []
-
-    def commit_and_lose_the_first(connection: psycopg.Connection) -> None:
-        commit(connection)
-        if not lost:
-            lost.append(True)
-            raise psycopg.OperationalError("the connection was lost")
-
+    store = Store(world.database, hold_s=10)
+    recorder = Recorder(store, "here:1")
     with transaction(world.database) as session:
         state = load_state(session, world.attempt)
-    monkeypatch.setattr(dialect, "do_commit", commit_and_lose_the_first)
-    assert asyncio.run(recorder.begin(state, NEW, sampling)) == 1
+    lose_every_other_answer(monkeypatch)
+    assert asyncio.run(recorder.begin(state, state.take_index(), NEW, sampling)) == 1
     before = leases(world)
     asyncio.run(recorder.renew())
     after = leases(world)

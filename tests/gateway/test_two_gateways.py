@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import text
 
 from db.session import transaction
+from gateway.service import call_seed
 from gyre.trajectory.arrays import unpack_ids
-from tests.gateway.conftest import World, gateway_process, gateway_thread, wait_until
+from tests.gateway.conftest import EXECUTION, World, gateway_process, gateway_thread, wait_until
 from tests.gateway.scripted_engine import Part, ScriptedEngine
 from tests.gateway.test_calls import CHAT, abandon, by_seed, chat, said
 
@@ -125,17 +126,24 @@ def test_a_conversation_that_alternates_is_one_path(two: tuple[World, World], en
 def test_answers_of_both_at_once_are_placed_one_after_the_other(
     two: tuple[World, World], engine: ScriptedEngine
 ) -> None:
-    """Both would write the same indexes of nodes, as each knows its own tree."""
+    """Both would write the same indexes of calls and nodes, as each knows its own tree.
+
+    Whose index was taken samples again, with the seed of the one it has.
+    """
     engine.script = lambda request, prompt: f"of {len(request.input_ids)}"
     engine.gate.clear()
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, two[i % 2], f"question {'and more ' * i}") for i in range(4)]
-        wait_until(lambda: len(engine.requests) == 4)
+        wait_until(lambda: {call_seed(EXECUTION, 1, index) for index in range(4)} <= seeds_of(engine))
         engine.gate.set()
         assert [each.result().status_code for each in asked] == [200] * 4
     nodes = two[0].nodes()
     assert [node.index for node in nodes] == list(range(len(nodes)))
     assert len([node for node in nodes if node.kind == "sampled"]) == 4
-    prompts = sorted(request.input_ids for request in engine.requests)
+    prompts = sorted({tuple(request.input_ids) for request in engine.requests})
     counts = [call.num_input_tokens for call in two[0].calls()]
-    assert sorted(path_of(two[0], i)[: counts[i]] for i in range(4)) == prompts
+    assert sorted(tuple(path_of(two[0], i)[: counts[i]]) for i in range(4)) == prompts
+
+
+def seeds_of(engine: ScriptedEngine) -> set[int | None]:
+    return {request.sampling_params.sampling_seed for request in engine.requests}
