@@ -42,16 +42,23 @@ SAMPLED = 20
 
 
 def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
-    """Everything in one run. ``quick`` is some seconds, and skips LiteLLM unless it is installed."""
+    """Everything in one run. ``quick`` is some seconds, and skips LiteLLM unless it is installed.
+
+    Gateway and proxy take turns, because what a machine gives changes from minute to minute.
+    """
+    if not quick:
+        litellm.install(say)
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder, running(Path(folder)) as stack:
         direct_ms = asyncio.run(_direct(stack, quick))
         say(f"no gateway: p50 {direct_ms} ms")
-        found: list[dict[str, Any]] = []
+        found, others = list[dict[str, Any]](), list[dict[str, Any]]()
         for count in PROCESSES[-1:] if quick else PROCESSES:
             say(f"gateway, {count} processes: warm-up")
             with stack.serving(count) as processes:
                 found.append(asyncio.run(_gateway(stack, processes, direct_ms, say, quick)))
-        document = _best(found) | _litellm(stack, say, quick)
+            if litellm.installed():
+                others.append(_litellm(stack, count, say, quick))
+    document = _best(found) | _best_litellm(others)
     return document | {"bars": _bars(document)}
 
 
@@ -179,30 +186,30 @@ async def _most(load: Load, say: Callable[[str], None], name: str, quick: bool) 
     return max(results, key=lambda measured: measured.rate)
 
 
-def _litellm(stack: Stack, say: Callable[[str], None], quick: bool) -> dict[str, Any]:
-    """The proxy with one and with two workers; the better counts."""
-    if quick and not litellm.installed():
-        config = "not measured: not installed, and --quick"
-        return {"litellm_max_calls_per_s": None, "litellm_config": config, "litellm_by_workers": []}
-    litellm.install(say)
-    best, config, by_workers = 0.0, "", list[dict[str, Any]]()
-    for workers in PROCESSES[-1:] if quick else PROCESSES:
-        with litellm.proxy(stack, workers) as served:
-            result = asyncio.run(_carried(served.port, say, f"LiteLLM, {workers} workers", quick))
-        by_workers.append({"workers": workers, "max_calls_per_s": round(result.rate, 1)})
-        if result.rate > best:
-            best, config = result.rate, served.config
+def _litellm(stack: Stack, workers: int, say: Callable[[str], None], quick: bool) -> dict[str, Any]:
+    """What the proxy carries with so many workers, under the load that the gateway had."""
+    with litellm.proxy(stack, workers) as served:
+        rate = asyncio.run(_carried(stack, served.port, say, f"LiteLLM, {workers} workers", quick)).rate
+    return {"workers": workers, "max_calls_per_s": round(rate, 1), "config": served.config}
+
+
+def _best_litellm(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The better number of workers counts."""
+    best = max(found, key=lambda one: one["max_calls_per_s"], default=None)
     return {
-        "litellm_max_calls_per_s": round(best, 1),
-        "litellm_config": config,
-        "litellm_by_workers": by_workers,
+        "litellm_max_calls_per_s": best and best["max_calls_per_s"],
+        "litellm_config": best["config"] if best else "not measured: not installed, and --quick",
+        "litellm_by_workers": [{key: one[key] for key in ("workers", "max_calls_per_s")} for one in found],
     }
 
 
-async def _carried(port: int, say: Callable[[str], None], name: str, quick: bool) -> Measured:
-    concurrent = QUICK_CONCURRENT if quick else 2 * NUM_TURNS
-    load = Load(lambda _: port, _anonymous(), concurrent, [f"authorization: Bearer {litellm.MASTER_KEY}"])
+async def _carried(stack: Stack, port: int, say: Callable[[str], None], name: str, quick: bool) -> Measured:
+    """The proxy keeps nothing of a conversation, so those under way may have begun without it."""
+    concurrent = QUICK_CONCURRENT if quick else CONCURRENT
+    headers = [f"authorization: Bearer {litellm.MASTER_KEY}"]
+    load = Load(lambda _: stack.backend_port, _anonymous(), concurrent, headers)
     await load.stagger(UNDER_WAY[0])
+    load.go_to(lambda _: port)
     result = await _most(load, say, name, quick)
     load.close()
     return result

@@ -111,6 +111,12 @@ class Load:
             raise RuntimeError(f"the server failed while warming up: {measured.first_failure}")
         random.Random("order").shuffle(self._idle)
 
+    def go_to(self, port_of: Callable[[str], int]) -> None:
+        """Continue all conversations with another server."""
+        self.close()
+        self._connections.clear()
+        self._port_of = port_of
+
     async def closed(self, workers: int, seconds: float) -> Measured:
         """``workers`` calls under way at any time: what the server can carry."""
         measured, begun = Measured(), time.perf_counter()
