@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, func, insert, or_, select, text, update
+from sqlalchemy import and_, exists, func, insert, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
@@ -71,6 +71,7 @@ class AttemptFacts:
     execution: str
     purpose: str
     status: str
+    has_calls: bool
 
 
 def run_secret(session: Session, run: RunId) -> bytes:
@@ -83,14 +84,15 @@ def run_secret(session: Session, run: RunId) -> bytes:
 
 def attempt_facts(session: Session, attempt: AttemptId) -> AttemptFacts | None:
     """What the gateway must know of an attempt; None if there is no such attempt."""
+    has_calls = exists().where(ModelCall.attempt_id == Attempt.id)
     query = (
-        select(Attempt.number, Attempt.execution_id, QueryGroup.purpose, Attempt.status)
+        select(Attempt.number, Attempt.execution_id, QueryGroup.purpose, Attempt.status, has_calls)
         .join(Execution, Execution.id == Attempt.execution_id)
         .join(QueryGroup, QueryGroup.id == Execution.group_id)
         .where(Attempt.id == attempt)
     )
     row = session.execute(query).first()
-    return AttemptFacts(row[0], row[1], row[2], row[3]) if row else None
+    return AttemptFacts(*row) if row else None
 
 
 def nodes(session: Session, attempt: AttemptId) -> Sequence[TreeNode]:

@@ -142,6 +142,8 @@ def load_state(session: Session, attempt: AttemptId) -> AttemptState:
     if facts.status != AttemptStatus.OPEN:
         raise Fenced(f"{attempt} is sealed: no more calls are served")
     state = AttemptState(attempt, facts)
+    if not facts.has_calls:
+        return state
     rows = calls.calls(session, attempt)
     restore_tree(state, calls.nodes(session, attempt), rows)
     for row in rows:
