@@ -4,6 +4,7 @@ Everything here can be read again from Postgres; a restarted gateway does so at 
 """
 
 import asyncio
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from gyre.contracts.ids import AttemptId, CallId
 from gyre.contracts.lifecycle import AttemptStatus, CallStatus, FinishReason, NodeKind
 from gyre.trajectory.answers import Answer
 from gyre.trajectory.arrays import Ids, unpack_ids
-from gyre.trajectory.canonical import CanonicalRequest, Message, chain_keys, first_key, restore
+from gyre.trajectory.canonical import CanonicalRequest, Chain, Message, chain, first_key, restore
 from gyre.trajectory.missing_ids import has_missing_ids, saying, with_recorded_ids
 from gyre.trajectory.tree import Node, Point, PrefixTree
 
@@ -43,6 +44,8 @@ class Prompt:
     base: Point | None
     num_reused: int
     ids: Ids
+    sha256: str
+    """Of ``ids``."""
     suffix: Ids
     conversation_key: str
     in_thinking: bool
@@ -75,6 +78,8 @@ class AttemptState:
     attempt: AttemptId
     facts: calls.AttemptFacts
     tree: PrefixTree = field(default_factory=PrefixTree)
+    path_hashes: "dict[int, hashlib._Hash]" = field(default_factory=dict)
+    """Index of a node -> SHA-256 of all ids down to its end."""
     sampled: dict[str, list[int]] = field(default_factory=dict)
     """match_key -> indexes of the sampled nodes that end such a conversation, oldest first."""
     thoughts: dict[int, str | None] = field(default_factory=dict)
@@ -87,6 +92,8 @@ class AttemptState:
     commit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     num_calls: int = 0
     num_in_flight: int = 0
+    newest: Chain | None = None
+    """The conversation that was asked for last: the next one most likely goes on from it."""
     num_characters: int = 0
     """Of the answers that are remembered."""
     next_index: int = 0
@@ -101,7 +108,8 @@ class AttemptState:
     @property
     def size(self) -> int:
         """Roughly what is held, in tokens: four characters count as one."""
-        return self.tree.num_tokens + self.num_characters // 4
+        asked = self.newest.num_characters if self.newest else 0
+        return self.tree.num_tokens + (self.num_characters + asked) // 4
 
     def take_index(self) -> int:
         """An index that no other call of this gateway has."""
@@ -112,6 +120,7 @@ class AttemptState:
     def remember(self, node: Node, match_key: str | None, answer: Answer | None) -> None:
         """Take a committed node into the tree; ``answer`` is what a sampled one was read as."""
         self.tree.append(node)
+        self.path_hashes[node.index] = self.path_hash(node.parent, node.token_ids)
         if match_key:
             self.sampled.setdefault(match_key, []).append(node.index)
         if answer:
@@ -121,6 +130,15 @@ class AttemptState:
             self.recorded |= {call.id: message for call in answer.tool_calls}
             if answer.tool_calls:
                 self.sayings[saying(message)].append(message)
+
+    def path_hash(self, base: Point | None, ids: Ids) -> "hashlib._Hash":
+        """SHA-256 of all ids down to ``base``, then ``ids``; reads only the latter if a node ends there."""
+        if base is not None and base == self.tree[base.node].end:
+            hashed = self.path_hashes[base.node].copy()
+        else:
+            hashed = hashlib.sha256(self.tree.path_ids(base).data)
+        hashed.update(ids.data)
+        return hashed
 
     def retry_of(self, key: str) -> LiveCall | None:
         """The call that an equal request repeats: its client went before it had the whole answer."""
@@ -158,6 +176,7 @@ def restore_tree(state: AttemptState, nodes: Sequence[TreeNode], rows: Sequence[
     index_of = {node.id: node.index for node in nodes}
     answers = {row.sampled_node_id: Answer.from_json(row.response) for row in rows if row.response}
     state.tree, state.sampled, state.thoughts, state.recorded = PrefixTree(), {}, {}, {}
+    state.path_hashes.clear()
     state.sayings.clear()
     state.num_characters = 0
     for row in nodes:
@@ -184,7 +203,8 @@ def match(state: AttemptState, request: CanonicalRequest, renderer: Renderer) ->
     if has_missing_ids(messages):
         start = first_key(request.tools, scope)
         messages = with_recorded_ids(start, messages, state.sayings, state.sampled)
-    keys = chain_keys(request.tools, messages, scope)
+    state.newest = chain(request.tools, messages, scope, state.newest)
+    keys = state.newest.keys
     spoken = [i for i, message in enumerate(messages) if message.role == "assistant"]
     found = next((i for i in reversed(spoken) if keys[i] in state.sampled), None)
     if found is not None:
@@ -230,6 +250,7 @@ def prompt_of(state: AttemptState, found: Match, suffix: Ids, renderer: Renderer
         base=found.base,
         num_reused=len(reused),
         ids=np.concatenate([reused, suffix]),
+        sha256=state.path_hash(found.base, suffix).hexdigest(),
         suffix=suffix,
         conversation_key=found.conversation_key,
         in_thinking=renderer.opens_thinking(found.text),

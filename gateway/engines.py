@@ -83,6 +83,7 @@ class Engines:
         # The number of calls at once is bounded by admission, not by this client.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=read_timeout_s),
         )
         self._cells: list[ServingCell] = []

@@ -30,7 +30,7 @@ from gyre.contracts.lifecycle import Purpose
 from gyre.contracts.roles import RoleRule
 from gyre.contracts.tokens import attempt_of_token
 from gyre.trajectory.answers import Answer, parse_answer, said_so_far
-from gyre.trajectory.arrays import Ids, as_ids, ids_sha256
+from gyre.trajectory.arrays import Ids, as_ids
 from gyre.trajectory.canonical import CanonicalRequest, request_key
 
 LONG_CHARACTERS = 10_000
@@ -267,7 +267,7 @@ class Service:
             requested=asked.request.requested,
             num_input_tokens=len(asked.prompt.ids),
             num_reused_tokens=asked.prompt.num_reused,
-            input_sha256=ids_sha256(asked.prompt.ids),
+            input_sha256=asked.prompt.sha256,
         )
         return await self._recorder.begin(asked.state, index, new, sampling)
 

@@ -28,11 +28,6 @@ def unpack_logprobs(data: bytes) -> Logprobs:
     return np.frombuffer(data, dtype="<f4")
 
 
-def ids_sha256(ids: Ids) -> str:
-    """``model_call.input_sha256``."""
-    return hashlib.sha256(ids.data).hexdigest()
-
-
 def output_sha256(ids: Ids, logprobs: Logprobs) -> str:
     """``model_call.output_sha256``: the ids, then their log-probabilities."""
     return hashlib.sha256(ids.tobytes() + logprobs.tobytes()).hexdigest()

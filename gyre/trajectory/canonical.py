@@ -24,6 +24,7 @@ ids: keys only find the node that holds them.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,20 @@ class CanonicalRequest:
     """What the request's own dialect must know of it to write the answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A conversation and its keys, hex: ``keys[i]`` stands for scope, tools and ``messages[:i + 1]``."""
+
+    start: str
+    messages: tuple[Message, ...]
+    keys: list[str]
+
+    @property
+    def num_characters(self) -> int:
+        """Of what the messages say, calls apart."""
+        return sum(len(text) for message in self.messages for text in message.content)
+
+
 def unnamed(number: int) -> str:
     """Stands for the id of a turn's call ``number`` that came without one."""
     return f"{UNNAMED}{number}"
@@ -118,14 +133,26 @@ def first_key(tools: Sequence[Mapping[str, Any]], scope: str = "") -> str:
     return hashlib.sha256(json_bytes([scope, tools])).hexdigest()
 
 
-def chain_keys(tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], scope: str = "") -> list[str]:
-    """Key i stands for the scope, the tools and ``messages[:i + 1]``; hex, one a message."""
-    key = bytes.fromhex(first_key(tools, scope))
-    keys: list[str] = []
-    for message in messages:
+def chain(
+    tools: Sequence[Mapping[str, Any]],
+    messages: Sequence[Message],
+    scope: str = "",
+    before: Chain | None = None,
+) -> Chain:
+    """A conversation with its keys. What it has in common with the one ``before`` is not hashed again."""
+    start = first_key(tools, scope)
+    keys = before.keys[: _num_common(before.messages, messages)] if before and before.start == start else []
+    key = bytes.fromhex(keys[-1] if keys else start)
+    new: list[str] = []
+    for message in messages[len(keys) :]:
         key = hashlib.sha256(key + message_bytes(message)).digest()
-        keys.append(key.hex())
-    return keys
+        new.append(key.hex())
+    return Chain(start, tuple(messages), keys + new)
+
+
+def _num_common(before: Sequence[Message], messages: Sequence[Message]) -> int:
+    pairs = zip(before, messages, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def extend_key(key: str, message: Message) -> str:

@@ -43,6 +43,8 @@ class ScriptedEngine:
     tokenizer: PreTrainedTokenizerFast
     script: Callable[[GenerateRequest, str], str | Part] = lambda request, prompt: "done"
     requests: list[GenerateRequest] = field(default_factory=list)
+    left: list[GenerateRequest] = field(default_factory=list)
+    """Those whose client went while they were held back."""
     gate: threading.Event = field(default_factory=threading.Event)
     tail: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -56,6 +58,9 @@ class ScriptedEngine:
         self.requests.append(request)
         while not self.gate.is_set():
             await asyncio.sleep(0.01)
+            if await http.is_disconnected():
+                self.left.append(request)
+                return Response()
         said = self.script(request, self.tokenizer.decode(request.input_ids))
         part = Part(said) if isinstance(said, str) else said
         if part.status != 200:

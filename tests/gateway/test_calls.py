@@ -234,6 +234,19 @@ def test_g3_sealed_attempt_is_410(
     assert gateway.nodes() == []
 
 
+def test_what_is_sampled_for_a_sealed_attempt_is_let_go(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine
+) -> None:
+    """A call is sampled while it is recorded; when it cannot be, the engine is not kept busy."""
+    http.post("/v1/messages/count_tokens", json=chat("hi")).raise_for_status()
+    engine.gate.clear()
+    with transaction(gateway.database) as session:
+        attempts.seal(session, gateway.attempt, EndReason.EXITED)
+    assert http.post(CHAT, json=chat("hi")).status_code == 410
+    wait_until(lambda: len(engine.left) == len(engine.requests))
+    assert gateway.calls() == []
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
     "body",

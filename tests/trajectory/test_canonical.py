@@ -16,7 +16,7 @@ from gyre.trajectory.canonical import (
     Message,
     ToolCall,
     assistant,
-    chain_keys,
+    chain,
     extend_key,
     first_key,
     message_bytes,
@@ -29,7 +29,7 @@ from gyre.trajectory.missing_ids import saying, with_recorded_ids
 
 
 def key_of(request: CanonicalRequest) -> str:
-    return request_key(chain_keys(request.tools, request.messages)[-1], request.model)
+    return request_key(chain(request.tools, request.messages).keys[-1], request.model)
 
 
 def ask(*messages: dict[str, Any], **more: Any) -> CanonicalRequest:
@@ -102,7 +102,7 @@ def test_other_tools_break_a_match_and_so_does_their_order() -> None:
 
 def test_another_model_or_template_breaks_a_match() -> None:
     scopes = ("m|template", "m|other template", "other model|template")
-    assert len({chain_keys((), [Message("user", ("x",))], scope)[0] for scope in scopes}) == 3
+    assert len({chain((), [Message("user", ("x",))], scope).keys[0] for scope in scopes}) == 3
 
 
 def test_system_messages_in_the_middle_stay_in_place() -> None:
@@ -146,7 +146,7 @@ def test_rewritten_arguments_are_restored_by_call_id() -> None:
 
 
 def test_reasoning_is_in_no_key() -> None:
-    assert chain_keys((), [assistant("x", reasoning="why")]) == chain_keys((), [assistant(" x\n")])
+    assert chain((), [assistant("x", reasoning="why")]).keys == chain((), [assistant(" x\n")]).keys
 
 
 MESSAGES = st.builds(
@@ -207,13 +207,13 @@ def test_calls_without_ids_get_those_of_the_conversation_they_are_in() -> None:
     unnamed = assistant("", [ToolCall("#0", "f", '{ "x":1 }')])
     results = [Message("tool", ("r",), tool_call_id=f"id{i}") for i in range(2)]
     recorded = [Message("user", ("go",)), said[0], results[0], said[1], results[1]]
-    elsewhere = chain_keys((), [Message("user", ("no",)), said[2]])
-    known = {*chain_keys((), recorded), *elsewhere}
+    elsewhere = chain((), [Message("user", ("no",)), said[2]]).keys
+    known = {*chain((), recorded).keys, *elsewhere}
     result = Message("tool", ("r",), tool_call_id="#0")
     asked = [recorded[0], unnamed, result, unnamed, result]
     found = with_recorded_ids(first_key(()), asked, {saying(unnamed): said}, known)
     assert [message.tool_call_id for message in found if message.role == "tool"] == ["id0", "id1"]
-    assert chain_keys((), found) == chain_keys((), recorded)
+    assert chain((), found).keys == chain((), recorded).keys
     stranger = [Message("user", ("who?",)), unnamed, result]
     assert with_recorded_ids(first_key(()), stranger, {saying(unnamed): said}, known) == tuple(stranger)
 
@@ -221,10 +221,24 @@ def test_calls_without_ids_get_those_of_the_conversation_they_are_in() -> None:
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=6))
 def test_keys_extend_one_message_at_a_time(texts: list[str]) -> None:
     messages = [Message("user", (text,)) for text in texts]
-    keys = chain_keys((), messages)
-    assert chain_keys((), messages[:-1]) == keys[:-1]
+    keys = chain((), messages).keys
+    assert chain((), messages[:-1]).keys == keys[:-1]
     if len(keys) > 1:
         assert extend_key(keys[-2], messages[-1]) == keys[-1]
+
+
+SHARED = st.lists(
+    st.sampled_from([Message("user", ("a",)), Message("user", ("b",)), assistant("a")]), max_size=5
+)
+
+
+@given(before=SHARED, messages=SHARED, scopes=st.tuples(*[st.sampled_from("xy")] * 2), tools=st.booleans())
+def test_what_was_hashed_before_changes_no_key(
+    before: list[Message], messages: list[Message], scopes: tuple[str, str], tools: bool
+) -> None:
+    """The conversation that was asked for before may be its beginning, its sibling, or any other."""
+    known = chain([{}] if tools else [], before, scopes[0])
+    assert chain([], messages, scopes[1], known) == chain([], messages, scopes[1])
 
 
 def test_halves_of_surrogate_pairs_become_replacement_characters() -> None:
