@@ -1,6 +1,7 @@
 """Writes down which answers were delivered, off the call path and many at a time."""
 
 import asyncio
+import contextlib
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -23,6 +24,7 @@ class DeliveryLog:
         self._store = store
         self._pending: dict[CallId, AttemptId] = {}
         self._writer: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     @property
     def attempts(self) -> set[AttemptId]:
@@ -35,14 +37,17 @@ class DeliveryLog:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
 
-    async def flush(self) -> None:
+    async def close(self) -> None:
         """Return when all that was added is written, or cannot be."""
+        self._closing.set()
         if self._writer is not None:
             await self._writer
 
     async def _write(self) -> None:
         while self._pending:
-            await asyncio.sleep(GATHER_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._closing.wait()
             batch = sorted(self._pending)
             try:
                 await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch), "delivered")

@@ -133,7 +133,7 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._delivered.flush()
+        await self._delivered.close()
         await self._engines.close()
 
     async def _begin(self, asked: Asked) -> LiveCall:
