@@ -64,6 +64,7 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[App]:
         leases.cancel()
         await asyncio.wait([leases])
         await service.close()
+        await store.idle()
         store.close()
         database.dispose()
 

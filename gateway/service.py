@@ -1,4 +1,4 @@
-"""The call path: retry or twin, prompt, record in flight, sample, commit, answer.
+"""The call path: retry or twin, prompt, record in flight while it is sampled, commit, answer.
 
 Collaborators: `Recorder` (what is written before an answer), `Engines` (router), `Renderer` (template
 and tokenizer), `DeliveryLog`, and one `AttemptState` for each attempt. None of them refers back here.
@@ -36,7 +36,7 @@ from gyre.trajectory.canonical import CanonicalRequest, request_key
 LONG_CHARACTERS = 10_000
 """More new text than this, some milliseconds of work, is tokenised in a thread."""
 MOST_HELD_TOKENS = 200_000_000
-"""Tokens of all attempts in memory, 4 bytes each, and four characters of an answer for one more; beyond,
+"""Tokens of all attempts in memory, 4 bytes each, and four characters of what was said for one more; beyond,
 idle attempts are read again when they call."""
 
 

@@ -1,6 +1,7 @@
 """Short transactions in a thread pool, and the statements of every call in the event loop itself."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ AWAY = (OperationalError, InterfaceError)
 GONE = ("08", "57P", "53300")
 """SQLSTATEs, or their beginnings, of a Postgres that lets nobody in."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
+CLOSE_S = 5.0
 LEAST_TRY_S = 10.0
 """Seconds that a try gets, however little of the hold is left: a new connection may need some."""
 
@@ -98,8 +100,14 @@ class Store:
             asyncio.get_running_loop().run_in_executor(self._threads, work), timeout_s
         )
 
+    async def idle(self) -> None:
+        """Return when the statement under way is done, or has had its time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S), self._one_by_one:
+                return
+
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the threads, and close the connection of `write`."""
         self._threads.shutdown(wait=True)
         self._direct.close()
 
