@@ -187,7 +187,10 @@ class LimitsSection(Section):
 
 class GatewaySection(Section):
     processes: int = Field(default=1, ge=1, le=64)
-    """On each host; all calls of an attempt go to one of them. One carries about a thousand executions."""
+    """On each host; all calls of an attempt go to one of them.
+
+    One carries about a thousand executions; two add less to each of their calls.
+    """
     live: bool = False
     """Send text while it is sampled, for people who watch; calls come once they are in the record.
 
