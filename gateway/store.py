@@ -23,6 +23,7 @@ GONE = ("08", "57P", "53300")
 """SQLSTATEs, or their beginnings, of a Postgres that lets nobody in."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
 CLOSE_S = 5.0
+"""Seconds that a stopping gateway gives the statement under way."""
 LEAST_TRY_S = 10.0
 """Seconds that a try gets, however little of the hold is left: a new connection may need some."""
 

@@ -142,12 +142,9 @@ def chain(
     """A conversation with its keys. What it has in common with the one ``before`` is not hashed again."""
     start = first_key(tools, scope)
     keys = before.keys[: _num_common(before.messages, messages)] if before and before.start == start else []
-    key = bytes.fromhex(keys[-1] if keys else start)
-    new: list[str] = []
     for message in messages[len(keys) :]:
-        key = hashlib.sha256(key + message_bytes(message)).digest()
-        new.append(key.hex())
-    return Chain(start, tuple(messages), keys + new)
+        keys.append(extend_key(keys[-1] if keys else start, message))
+    return Chain(start, tuple(messages), keys)
 
 
 def _num_common(before: Sequence[Message], messages: Sequence[Message]) -> int:
