@@ -5,15 +5,14 @@ and tokenizer), `DeliveryLog`, and one `AttemptState` for each attempt. None of 
 """
 
 import asyncio
-import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from db import calls
-from gateway.attempts import AttemptState, LiveCall, Prompt, load_state, match, prompt_of
+from gateway.attempts import AttemptState, LiveCall, Prompt, match, prompt_of
 from gateway.clock import Clock
 from gateway.delivered import DeliveryLog
 from gateway.dialects.base import Dialect, Finished
@@ -21,6 +20,7 @@ from gateway.engines import Engines, OnTokens, Sampled
 from gateway.errors import LimitReached, PromptTooLong, Unauthorized, sentence_of
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
+from gateway.states import States
 from gateway.store import Store
 from gateway.watch import CallWatch
 from gyre.contracts.engine import SamplingParams
@@ -35,9 +35,6 @@ from gyre.trajectory.canonical import CanonicalRequest, request_key
 
 LONG_CHARACTERS = 10_000
 """More new text than this, some milliseconds of work, is tokenised in a thread."""
-MOST_HELD_TOKENS = 200_000_000
-"""Tokens of all attempts in memory, 4 bytes each, and four characters of what was said for one more; beyond,
-idle attempts are read again when they call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +82,14 @@ class Service:
         secret: bytes,
         clock: Clock,
     ) -> None:
-        self._store, self._engines, self._recorder, self._renderer = store, engines, recorder, renderer
+        self._engines, self._recorder, self._renderer = engines, recorder, renderer
         self.policy, self._secret, self.clock = policy, secret, clock
-        self._states: dict[AttemptId, asyncio.Task[AttemptState]] = {}
-        self._users: Counter[AttemptId] = Counter()
         self._delivered = DeliveryLog(store)
         self._tasks: set[asyncio.Task[Finished]] = set()
         self.counts: Counter[str] = Counter()
         """loaded (attempts), calls, joined, forked, failed and what `CallWatch` counts, since the start."""
         self.watch = CallWatch(self.counts)
+        self._states = States(store, lambda: self._delivered.attempts, engines.forget, self.counts)
 
     def authenticate(self, token: str) -> AttemptId:
         """Raises Unauthorized for a token that this run's secret did not make."""
@@ -104,7 +100,7 @@ class Service:
 
     async def count_tokens(self, attempt: AttemptId, request: CanonicalRequest) -> int:
         """The length of the prompt that this request would have; records nothing."""
-        async with self._used(attempt) as state:
+        async with self._states.using(attempt) as state:
             await self._check_open(state)
             return len((await self._plan(state, request)).ids)
 
@@ -115,7 +111,7 @@ class Service:
 
         Raises Unauthorized, Fenced, LimitReached, PromptTooLong or BadInput before anything is recorded.
         """
-        async with self._used(attempt) as state:
+        async with self._states.using(attempt) as state:
             prompt = await self._plan(state, request)
             key = request_key(prompt.conversation_key, request.model)
             asked = Asked(state, request, prompt, key, dialect, role)
@@ -125,7 +121,7 @@ class Service:
     def delivered(self, attempt: AttemptId, call: LiveCall) -> None:
         """The whole answer was written to the client: an equal request is another call now."""
         self._delivered.add(attempt, call.id)
-        if (state := self._loaded(attempt)) is not None:
+        if (state := self._states.get(attempt)) is not None:
             state.settle(call)
 
     async def close(self) -> None:
@@ -156,7 +152,7 @@ class Service:
             sampled.cancel()
             state.num_in_flight -= 1
             if isinstance(error, Fenced):
-                self._forget(state.attempt)
+                self._states.forget(state.attempt)
             raise
         state.num_calls = max(state.num_calls, index + 1)
         state.live[asked.key].append(call)
@@ -188,6 +184,7 @@ class Service:
             self._tasks.discard(task)
             self._recorder.release(call)
             state.num_in_flight -= 1
+            self._states.weigh(state)
             if task.cancelled() or task.exception() is not None:
                 self.counts["failed"] += 1
                 state.settle(call)
@@ -217,7 +214,7 @@ class Service:
             return finished
         except Exception as error:  # whatever it is, nobody works on the call any more
             if isinstance(error, Fenced):
-                self._forget(state.attempt)
+                self._states.forget(state.attempt)
             await self._recorder.fail(call, sentence_of(error))
             raise
 
@@ -306,60 +303,11 @@ class Service:
         with self.clock.stage("encode"):
             return self._renderer.encode(text)
 
-    @contextlib.asynccontextmanager
-    async def _used(self, attempt: AttemptId) -> AsyncGenerator[AttemptState]:
-        """The attempt's state, which stays the one there is until the block ends."""
-        self._users[attempt] += 1
-        try:
-            yield await self._state(attempt)
-        finally:
-            self._users[attempt] -= 1
-            if not self._users[attempt]:
-                del self._users[attempt]
-
-    async def _state(self, attempt: AttemptId) -> AttemptState:
-        """The attempt's state, read from Postgres once."""
-        task = self._states.pop(attempt, None)
-        if task is None:
-            self._evict()
-            task = asyncio.create_task(self._store.run(lambda s: load_state(s, attempt)))
-            task.add_done_callback(lambda done: self._was_read(attempt, done))
-        self._states[attempt] = task  # behind all others: the last to be let go
-        return await asyncio.shield(task)
-
-    def _was_read(self, attempt: AttemptId, task: asyncio.Task[AttemptState]) -> None:
-        """Forget an attempt that could not be read, whatever the reason: the next call tries again."""
-        self.counts["loaded"] += 1
-        if (task.cancelled() or task.exception()) and self._states.get(attempt) is task:
-            self._forget(attempt)
-
-    def _forget(self, attempt: AttemptId) -> None:
-        self._states.pop(attempt, None)
-        self._engines.forget(attempt)
-
-    def _loaded(self, attempt: AttemptId) -> AttemptState | None:
-        task = self._states.get(attempt)
-        return task.result() if task and task.done() and not task.exception() else None
-
-    def _evict(self) -> None:
-        """Let idle attempts go, the longest unused first: Postgres knows all that they held.
-
-        Looks at each attempt in memory, and is done for each attempt that is read.
-        """
-        loaded = {attempt: state for attempt in self._states if (state := self._loaded(attempt)) is not None}
-        held, unwritten = sum(state.size for state in loaded.values()), self._delivered.attempts
-        for attempt, state in loaded.items():
-            if held <= MOST_HELD_TOKENS:
-                return
-            if not (state.busy or attempt in self._users or attempt in unwritten):
-                held -= state.size
-                self._forget(attempt)
-
     async def _check_open(self, state: AttemptState) -> None:
         try:
             await self._recorder.check_open(state.attempt)
         except Fenced:
-            self._forget(state.attempt)
+            self._states.forget(state.attempt)
             raise
 
 

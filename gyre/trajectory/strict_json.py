@@ -17,8 +17,11 @@ def read_json(raw: bytes | str) -> Any:
     Halves of surrogate pairs, which JavaScript cuts strings into, become U+FFFD, because neither a hash
     nor a tokenizer can take them.
     """
-    if not HALVES.search(raw if isinstance(raw, bytes) else raw.encode()):
+    try:
         return from_json(raw, allow_inf_nan=False)
+    except ValueError:
+        if not HALVES.search(raw if isinstance(raw, bytes) else raw.encode()):
+            raise
     try:
         # Read again in the end, so that the same limits hold for what ``json`` takes.
         return from_json(json.dumps(whole_characters(json.loads(raw))), allow_inf_nan=False)

@@ -179,7 +179,7 @@ def test_a_stream_never_contradicts_itself(dialect: Dialect) -> None:
 
 def is_left(world: World) -> bool:
     """Whether nobody waits for the attempt's only call any more."""
-    (state,) = (task.result() for task in world.apps[0].service._states.values())
+    (state,) = (task.result() for task in world.apps[0].service._states._reads.values())
     return not any(call.connected for calls in state.live.values() for call in calls)
 
 
