@@ -1,6 +1,7 @@
 """Routes: four dialects, with the attempt token as API key or as ``/t/<token>`` before the path."""
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.delivery import Delivery, send_error
 from gateway.dialects import AnthropicMessages, Dialect, GoogleGenerate, OpenAIChat, OpenAIResponses, Reply
-from gateway.errors import ANSWERED, BodyTooLarge
+from gateway.errors import ANSWERED, BodyTooLarge, UnknownRoute
 from gateway.roles import call_role
 from gateway.service import Service
 from gyre.contracts.errors import BadInput
@@ -26,6 +27,8 @@ from gyre.trajectory.dialects import parse_body
 log = logging.getLogger(__name__)
 ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
 GOOGLE_VERSIONS = ("/v1beta", "/v1")
+SERVED = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1beta/models/MODEL:generateContent")
+"""As far as somebody who set a wrong base URL must know; each may stand behind ``/t/TOKEN``."""
 Handler = Callable[[Request], Awaitable[Any]]
 DialectOf = Callable[[Request], Dialect]
 
@@ -65,6 +68,12 @@ class App(Router):
         routes("/api/hello", _hello, ["GET", "HEAD"])
         self.routes.append(Route("/health", Endpoint(_asker, partial(_health, service)), methods=["GET"]))
 
+    async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A sentence for whoever set a harness up with the wrong base URL; the token may stand in the path."""
+        path = re.sub("^/t/[^/]*", "/t/TOKEN", scope["path"])
+        error = UnknownRoute(f"no route for {path!r:.200}; served are {', '.join(SERVED)}")
+        await send_error(send, _asker(Request(scope)), error)
+
 
 def presented_token(request: Request) -> str:
     """The attempt token of a request, or an empty text."""
@@ -86,8 +95,10 @@ def _google(request: Request, *, streams: bool = False) -> GoogleGenerate:
 
 
 def _asker(request: Request) -> Dialect:
-    """Whose words a question about models is asked in: only Google's clients have keys of their own."""
-    return GoogleGenerate() if _google_key(request) or "/v1beta/" in request.url.path else CHAT
+    """Whose words a question is asked in that says so only by its headers or its path."""
+    if _google_key(request) or "/v1beta/" in request.url.path:
+        return GoogleGenerate()
+    return ANTHROPIC if "anthropic-version" in request.headers else CHAT
 
 
 class Refusal:

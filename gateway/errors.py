@@ -2,6 +2,7 @@
 
 BadInput (gyre.contracts.errors)
 ├── Unauthorized    401  no token of this run
+├── UnknownRoute    404
 ├── PromptTooLong   400  the context is full; harnesses compact when they read it
 ├── BodyTooLarge    413
 ├── LimitReached    429  calls of the attempt, or calls at once
@@ -18,6 +19,10 @@ from gyre.contracts.errors import BadInput, Fenced, GyreError
 
 class Unauthorized(BadInput):
     """The token is missing, of another run, or names no attempt."""
+
+
+class UnknownRoute(BadInput):
+    """No route has this path."""
 
 
 class BodyTooLarge(BadInput):
@@ -41,6 +46,7 @@ ANSWERED = (GyreError, SQLAlchemyError)
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (Unauthorized, 401),
+    (UnknownRoute, 404),
     (BodyTooLarge, 413),
     (LimitReached, 429),
     (BadInput, 400),

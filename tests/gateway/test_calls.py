@@ -201,6 +201,25 @@ def test_google_keys_are_tokens_and_get_googles_words(gateway: World) -> None:
     assert (refused.status_code, refused.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "kind"),
+    [
+        ("/v1/v1/messages", {"anthropic-version": "2023-06-01"}, ("type", "not_found_error")),
+        ("/t/secret/chat/completions", {}, ("type", "invalid_request_error")),
+        ("/v1beta/v1beta/models/m:generateContent", {}, ("status", "NOT_FOUND")),
+    ],
+)
+def test_an_unknown_path_is_refused_in_its_dialect(
+    gateway: World, path: str, headers: dict[str, str], kind: tuple[str, str]
+) -> None:
+    """What is seen when a harness has a wrong base URL; the token in it stays unsaid."""
+    refused = httpx.post(gateway.url + path, json={}, headers=headers)
+    error = refused.json()["error"]
+    assert (refused.status_code, error[kind[0]]) == (404, kind[1])
+    assert "served are /v1/messages" in error["message"]
+    assert "secret" not in refused.text
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/t/x/v1/responses"])
 def test_websocket_probes_get_405(gateway: World, path: str) -> None:
     """Codex' own provider tries one first, and goes on with POST."""
