@@ -98,11 +98,6 @@ class PrefixTree:
             point = node.parent
         return np.concatenate(pieces[::-1]) if pieces else as_ids([])
 
-    def leaves(self) -> list[Node]:
-        """Nodes whose end nothing continues, in order of index."""
-        continued = {node.parent for node in self._nodes.values()}
-        return [node for node in self._nodes.values() if node.end not in continued]
-
     def place(self, base: Point | None, ids: Ids) -> Placement:
         """Where ``ids`` go that follow ``base``: the longest walk by token identity, and the rest.
 
