@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
@@ -21,7 +21,7 @@ from gyre.rules.groups import advantages
 from gyre.settings import RunFile
 from gyre.trajectory.extraction import Node, Path, extract
 from gyre.trajectory.layout import head, segments_to
-from gyre.trajectory.packing import Item, pack
+from gyre.trajectory.packing import Item, Packed, pack
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
     paths = _paths(trees, config)
     trajectories = _trajectories(name, paths)
     executions = _executions(name, scored, paths, config, placeholders)
-    budget = config.optimizer.micro_step_tokens
-    clipped = {row.execution_id for row in executions if config.loss.clips(row.advantage)}
+    packed = _packed(_items(trees, paths), executions, config)
     micro_steps = [
         MicroStep(
             batch_id=name,
@@ -67,7 +66,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
             num_tokens=step.num_tokens,
             status="open",
         )
-        for index, step in enumerate(pack(_items(trees, paths), budget=budget, scored=clipped))
+        for index, step in enumerate(packed)
     ]
     batch = Batch(id=name, run_id=given.run, version=given.version, num_executions=len(scored))
     batches.write(session, batch, ready, executions, trajectories, micro_steps)
@@ -145,6 +144,18 @@ def _items(trees: Mapping[str, Sequence[Node]], paths: Mapping[str, Sequence[Pat
             last = nodes[path.target_ids[-1]]
             computed = head(segments_to(path.leaf_id, nodes), last.position + last.num_tokens - 1)
             yield Item(_trajectory_id(execution, index), execution, computed)
+
+
+def _packed(items: Iterable[Item], executions: Sequence[BatchExecution], config: RunFile) -> list[Packed]:
+    """Micro-steps. Executions without a gradient have their own, which cost nothing: in those of others they
+    would take up room."""
+    trained, rest = list[Item](), list[Item]()
+    advantage = {row.execution_id: row.advantage for row in executions}
+    for item in items:
+        (trained if config.loss.trains(advantage[item.execution_id]) else rest).append(item)
+    clipped = {name for name, value in advantage.items() if config.loss.clips(value)}
+    budget = config.optimizer.micro_step_tokens
+    return [*pack(trained, budget=budget, scored=clipped), *pack(rest, budget=budget, scored=())]
 
 
 def _trajectory_id(execution: str, index: int) -> str:

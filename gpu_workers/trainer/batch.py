@@ -114,11 +114,9 @@ class BatchRunner:
 def load_paths(
     session: Any, step: MicroStep, executions: dict[str, BatchExecution], section: LossSection
 ) -> list[Path]:
-    """The micro-step's paths that can have a gradient: of executions with an advantage, or of all of them
-    where the loss has a term without one."""
+    """The micro-step's paths that can have a gradient."""
     rows = [row for row in training.trajectories_of(session, step.trajectory_ids) if row.num_targets > 0]
-    if not section.regularised:
-        rows = [row for row in rows if executions[row.execution_id].advantage != 0]
+    rows = [row for row in rows if section.trains(executions[row.execution_id].advantage)]
     nodes = training.paths_to(session, [row.leaf_node_id for row in rows])
     return [assemble(row, nodes, executions[row.execution_id]) for row in rows]
 

@@ -155,6 +155,10 @@ class LossSection(Section):
         """Has a term that needs neither an advantage nor an unclipped execution."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
+    def trains(self, advantage: float) -> bool:
+        """Whether an execution with it can have a gradient."""
+        return self.regularised or advantage != 0
+
     def clips(self, advantage: float) -> bool:
         """Whether an execution with it may be clipped, which takes the sums over all of its targets."""
         return self.form == "capped" and advantage != 0

@@ -12,6 +12,7 @@ from db.models import (
     BatchExecution,
     Blob,
     Execution,
+    MicroStep,
     QueryGroup,
     Reward,
     Run,
@@ -192,6 +193,21 @@ def test_placeholders_and_excluded_executions_train_nothing(run: Engine) -> None
     assert advantages_of(run) == pytest.approx(dict(zip(sorted(scored), (1, -1), strict=True)))
     with transaction(run) as session:
         assert session.get_one(Batch, batch_id(RUN, 1)).num_executions == 2
+
+
+def test_executions_without_an_advantage_take_no_room_from_others(run: Engine) -> None:
+    """All alike in one group: each micro-step that computes something is filled with what is trained."""
+    add_group(run, 0, [("scored", 1.0, forked), ("scored", 1.0, linear)])
+    add_group(run, 1, [("scored", 1.0, forked), ("scored", 0.0, linear)])
+    opened(run)
+    with transaction(run) as session:
+        owner = {row.id: row.execution_id for row in session.scalars(select(Trajectory))}
+        steps = [
+            {owner[trajectory] for trajectory in row.trajectory_ids}
+            for row in session.scalars(select(MicroStep).order_by(MicroStep.index))
+        ]
+    silent, trained = ({execution_id(group_id(RUN, group), i) for i in (0, 1)} for group in (0, 1))
+    assert steps == [trained, silent]
 
 
 def test_opening_a_batch_again_changes_nothing(run: Engine) -> None:
