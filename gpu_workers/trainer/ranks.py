@@ -10,7 +10,6 @@ process, which gloo's peers see as a closed connection and the supervisor sees w
 """
 
 import os
-import pickle
 import sys
 import traceback
 from collections.abc import Generator, Sequence
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import device as Device
 
+from gpu_workers.trainer import letters
 from gpu_workers.trainer.device import collective_backend
 from gyre.contracts.errors import GyreError
 
@@ -84,7 +84,9 @@ class Ranks:
         if self.world_size == 1:
             return [getattr(target, method)(*arguments[0])]
         number, self._next = self._next, self._next + 1
-        self._store.set(f"command/{number}", pickle.dumps((method, list(arguments))))
+        sent = [f"command/{number}/{replica}" for replica in range(self.data_parallel)]
+        for key, given in zip(sent, arguments, strict=True):
+            letters.send(self._store, key, (method, given))
         refusal: GyreError | None = None
         try:
             own = _Outcome(getattr(target, method)(*arguments[0]))
@@ -94,7 +96,7 @@ class Ranks:
             raise SystemExit(f"rank 0: {method}: {type(error).__name__}: {error}") from error
         limit = ANSWER if refusal is None else REFUSAL
         outcomes = [own, *(self._answer(number, rank, limit) for rank in range(1, self.world_size))]
-        self._store.delete_key(f"command/{number}")
+        letters.forget(self._store, sent)
         _check_in_step(method, outcomes)
         if refusal is not None:
             raise refusal
@@ -102,20 +104,21 @@ class Ranks:
 
     def follow(self, target: object) -> None:
         """Do what rank 0 says. Ends with SystemExit when its store is gone or a command failed here."""
+        replica = self.rank // self.tensor_parallel
         for number in range(1 << 62):
-            method, arguments = pickle.loads(self._wait(f"command/{number}"))
-            key, replica = f"answer/{number}/{self.rank}", self.rank // self.tensor_parallel
+            method, arguments = self._wait(f"command/{number}/{replica}")
+            key = f"answer/{number}/{self.rank}"
             try:
-                outcome = _Outcome(getattr(target, method)(*arguments[replica]))
+                outcome = _Outcome(getattr(target, method)(*arguments))
             except GyreError as error:
                 outcome = _Outcome(refusal=str(error))
             except Exception as error:
                 sentence = f"rank {self.rank}: {method}: {type(error).__name__}: {error}"
-                self._store.set(key, pickle.dumps(sentence))  # rank 0 may be waiting here already
+                letters.send(self._store, key, sentence)  # rank 0 may be waiting here already
                 raise SystemExit(sentence) from error
-            self._store.set(key, pickle.dumps(outcome))
+            letters.send(self._store, key, outcome)
 
-    def _wait(self, key: str) -> bytes:
+    def _wait(self, key: str) -> Any:
         while True:
             try:
                 self._store.wait([key], WAIT)
@@ -123,7 +126,7 @@ class Ranks:
                 continue
             except dist.DistNetworkError as error:
                 raise SystemExit(f"rank {self.rank}: rank 0 is gone: {error}") from None
-            return self._store.get(key)
+            return letters.receive(self._store, key)
 
     def _answer(self, number: int, rank: int, limit: timedelta) -> _Outcome:
         key = f"answer/{number}/{rank}"
@@ -131,8 +134,8 @@ class Ranks:
             self._store.wait([key], limit)
         except dist.DistStoreError:
             raise SystemExit(f"rank {rank} did not answer within {limit}") from None
-        found: _Outcome | str = pickle.loads(self._store.get(key))
-        self._store.delete_key(key)
+        found: _Outcome | str = letters.receive(self._store, key)
+        letters.forget(self._store, [key])
         if isinstance(found, str):
             raise SystemExit(found)
         return found

@@ -28,6 +28,9 @@ class Faulty:
         if self._rank in ranks:
             raise TrainerFailed("the gradient norm is nan")
 
+    def echo(self, said: bytes) -> bytes:
+        return said
+
     def die(self, ranks: Sequence[int]) -> None:
         if self._rank in ranks:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -45,6 +48,17 @@ def main(rank: int, rendezvous: str, method: str, failing: Sequence[int]) -> Non
     except TrainerFailed:
         agree(ranks, target)
         ranks.call(target, method, failing)
+
+
+def say_much(rank: int, rendezvous: str) -> None:
+    """More than torch's store takes at once, to two replicas and back."""
+    ranks = Ranks(rank, 2, rendezvous, 1, torch.device("cpu"))
+    target = Faulty(rank)
+    if rank:
+        ranks.follow(target)
+    said = [(bytes([replica]) * (9 << 20),) for replica in range(2)]
+    assert ranks.spread(target, "echo", said) == [only for (only,) in said]
+    assert ranks.call(target, "echo", b"") == b""
 
 
 def agree(ranks: Ranks, target: Faulty) -> None:

@@ -31,6 +31,13 @@ def test_a_refusal_of_all_ranks_leaves_them_in_step(tmp_path: Path) -> None:
     assert "rank 0 is gone" in said[1]
 
 
+def test_a_command_may_be_larger_than_the_store_takes(tmp_path: Path) -> None:
+    """The paths of a micro-step are, when executions have hundreds of thousands of tokens."""
+    codes, said = run_ranks(faulty.say_much, tmp_path)
+    assert codes == [0, 1], said
+    assert "rank 0 is gone" in said[1]
+
+
 def test_rank_0_that_waits_for_a_killed_rank_ends_when_told(tmp_path: Path) -> None:
     """The store does not say that a peer is gone; the supervisor, which sees it, sends SIGTERM."""
     first, second = start_ranks(faulty.main, tmp_path, "die", [1])
