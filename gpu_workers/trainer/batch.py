@@ -29,7 +29,7 @@ class BatchWork:
 
     batch: BatchId
     executions: dict[str, BatchExecution]
-    scored: dict[int, Sums] = field(default_factory=dict)
+    scored: dict[int, StepResult] = field(default_factory=dict)
     """By score micro-step."""
     results: dict[int, StepResult] = field(default_factory=dict)
     """By grad micro-step."""
@@ -37,7 +37,7 @@ class BatchWork:
 
     def whole_sums(self) -> Sums:
         """Sums over the pieces of each scored execution, added in micro-step order whoever did them."""
-        return _added(self.scored[index] for index in sorted(self.scored))
+        return _added(self.scored[index].sums for index in sorted(self.scored))
 
     def execution_sums(self) -> Sums:
         """Sums of every execution that entered the gradient or was clipped out of it."""
@@ -86,17 +86,14 @@ class BatchRunner:
             for step, _ in claimed:
                 training.finish_micro_step(session, work.batch, step.index, self._claimant)
         for (step, _), result in zip(claimed, results, strict=False):
-            if kind == MicroStepKind.SCORE:
-                work.scored[step.index] = result.sums
-            else:
-                work.results[step.index] = result
+            (work.scored if kind == MicroStepKind.SCORE else work.results)[step.index] = result
         return True
 
     def _compute(self, work: BatchWork, kind: MicroStepKind, paths: list[list[Path]]) -> list[StepResult]:
         temperature, section = self._config.sampling.temperature, self._config.loss
         idle: list[list[Path]] = [[] for _ in range(self._ranks.data_parallel - len(paths))]
         if kind == MicroStepKind.SCORE:
-            arguments: list[tuple[Any, ...]] = [(part, temperature) for part in paths + idle]
+            arguments: list[tuple[Any, ...]] = [(part, section, temperature) for part in paths + idle]
             return self._ranks.spread(self._replica, "score", arguments)
         known = work.whole_sums()
         parts = [needing_gradient(part, known, section) for part in paths + idle]
@@ -141,10 +138,11 @@ def needing_gradient(paths: Sequence[Path], known: Sums, section: LossSection) -
 
 
 def metrics_of(work: BatchWork, section: LossSection, num_executions: int) -> dict[str, Any]:
-    """What the update reports about its batch. Averages are over the targets of grad micro-steps, with those
-    of executions that were found clipped there; ``num_tokens`` were computed for them, ``num_path_tokens``
-    would have been with nothing shared."""
-    totals = sum((work.results[i].totals for i in sorted(work.results)), Totals())
+    """What the update reports about its batch. Averages are over the targets of all executions that may have
+    a gradient, clipped or not and however they were cut. ``num_tokens`` were computed for the gradient,
+    ``num_path_tokens`` would have been with nothing shared."""
+    steps = work.scored | work.results
+    totals = sum((steps[i].totals for i in sorted(steps)), Totals())
     sums = work.execution_sums()
     ratios = [math.exp(total / count) for total, count in sums.values()]
     advantage = {name: work.executions[name].advantage for name in sums if work.executions[name].advantage}

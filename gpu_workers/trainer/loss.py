@@ -103,14 +103,17 @@ def regularisation(
     return (weight_E[owner_T] * per_token).sum()
 
 
-def totals(logprobs_T: Tensor, behaviour_T: Tensor, entropy_T: Tensor, cap: float) -> Totals:
-    """Statistics of one micro-step's targets."""
-    log_ratio = (logprobs_T.detach() - behaviour_T).double()  # exp of 100 is too much for float32
-    ratio = log_ratio.exp()
+def totals(
+    logprobs_T: Tensor, behaviour_T: Tensor, entropy_T: Tensor, counted_T: Tensor, cap: float
+) -> Totals:
+    """Statistics of those of a micro-step's targets that are ``counted``, a bool each."""
+    # exp of 100 is too much for float32
+    log_ratio = (logprobs_T.detach() - behaviour_T)[counted_T].double()
+    ratio, entropy = log_ratio.exp(), entropy_T.detach()[counted_T]
     return Totals(
         num_targets=len(log_ratio),
         ratio=ratio.sum().item(),
         num_capped=int((ratio > cap).sum()),
         k3=(ratio - 1 - log_ratio).sum().item(),
-        entropy=entropy_T.detach().sum().item(),
+        entropy=entropy.sum().item(),
     )

@@ -40,6 +40,7 @@ class StepResult:
     """Tokens computed; ``num_path_tokens`` are those of the paths one by one."""
     num_path_tokens: int = 0
     totals: loss.Totals = field(default_factory=loss.Totals)
+    """Of the targets of executions that were not scored before."""
     sums: Sums = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     """Executions whose policy term entered the gradient."""
@@ -86,14 +87,18 @@ class Replica:
         """Forget the gradient sum."""
         self._ddp.zero_grad_buffer()
 
-    def score(self, paths: Sequence[Path], temperature: float) -> StepResult:
+    def score(self, paths: Sequence[Path], section: LossSection, temperature: float) -> StepResult:
         """Forward only: the sums that keep_i of an execution in several micro-steps needs."""
         if not paths:
             return StepResult()
         packed = self._pack(paths)
         with torch.no_grad():
             scored = self._forward(packed, temperature)
-        return StepResult(num_tokens=len(packed.row.tokens), sums=_sums(packed, scored))
+        return StepResult(
+            num_tokens=len(packed.row.tokens),
+            totals=_totals(packed, scored, {}, section),
+            sums=_sums(packed, scored),
+        )
 
     def accumulate(
         self, paths: Sequence[Path], known: Sums, section: LossSection, temperature: float
@@ -119,7 +124,7 @@ class Replica:
             value=value.item(),
             num_tokens=len(packed.row.tokens),
             num_path_tokens=_num_path_tokens(packed),
-            totals=loss.totals(*given, scored.entropy, section.weight_cap),
+            totals=_totals(packed, scored, known, section),
             sums=sums,
             kept=kept,
         )
@@ -188,12 +193,17 @@ class Replica:
         return weights.to_shard(self._hf, named, rank, size)
 
     def _whole(self, shard: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """On the CPU of rank 0; a tensor at a time, because all of them would not fit beside the model."""
+        if parallel_state.get_data_parallel_rank() != 0:
+            return None  # the other replicas hold the same
         group: Any = parallel_state.get_tensor_model_parallel_group()
-        gathered = {name: _gather(tensor, group) for name, tensor in shard.items()}
-        if torch.distributed.get_rank() != 0:
-            return None
-        shards = [{n: parts[i] for n, parts in gathered.items()} for i in range(group.size())]
-        return {name: tensor.cpu() for name, tensor in weights.from_shards(self._hf, shards).items()}
+        shards: list[dict[str, Tensor]] = [{} for _ in range(group.size())]
+        for name, tensor in shard.items():
+            parts = _gather(tensor, group)
+            if torch.distributed.get_rank() == 0:
+                for own, part in zip(shards, parts, strict=True):
+                    own[name] = part.cpu()
+        return weights.from_shards(self._hf, shards) if shards[0] else None
 
 
 def _sums(packed: Packed, scored: Scored) -> Sums:
@@ -201,6 +211,13 @@ def _sums(packed: Packed, scored: Scored) -> Sums:
     log_ratio = scored.logprobs.detach() - packed.behaviour
     total, count = loss.execution_sums(log_ratio, packed.owner, len(packed.executions))
     return dict(zip(packed.executions, zip(total.tolist(), count.tolist(), strict=True), strict=True))
+
+
+def _totals(packed: Packed, scored: Scored, known: Sums, section: LossSection) -> loss.Totals:
+    """Of executions that are not ``known``: the others were counted as a whole when they were scored."""
+    new = torch.tensor([name not in known for name in packed.executions], device=packed.owner.device)
+    given = (scored.logprobs, packed.behaviour, scored.entropy)
+    return loss.totals(*given, new[packed.owner], section.weight_cap)
 
 
 def _num_path_tokens(packed: Packed) -> int:

@@ -27,7 +27,8 @@ class Packed:
 
 
 def pack(items: Iterable[Item], *, budget: int, scored: Collection[str]) -> list[Packed]:
-    """First-fit-decreasing over whole executions; all ``score`` steps come before all ``grad`` steps.
+    """First-fit-decreasing over executions; all ``score`` steps come before all ``grad`` steps, and of either
+    the longest first: replicas that work on neighbours wait little for each other.
 
     An execution larger than the budget is cut at trajectory borders, depth first, so that trajectories
     with long common prefixes stay together; what pieces share is computed in each. The pieces of an
@@ -39,12 +40,10 @@ def pack(items: Iterable[Item], *, budget: int, scored: Collection[str]) -> list
     for item in sorted(items, key=lambda item: (item.execution_id, item.trajectory_id)):
         executions.setdefault(item.execution_id, []).append(item)
     cuts = [_cut(group, budget) for group in executions.values()]
-    pieces = [piece for cut in cuts if len(cut) > 1 for piece in cut]
-    first = [piece for piece in pieces if piece.items[0].execution_id in scored]
-    whole = _first_fit([cut[0] for cut in cuts if len(cut) == 1], budget)
+    first = [cut for cut in cuts if len(cut) > 1 and cut[0].items[0].execution_id in scored]
     return [
-        *(_step(MicroStepKind.SCORE, piece) for piece in first),
-        *(_step(MicroStepKind.GRAD, piece) for piece in [*pieces, *whole]),
+        *_steps(MicroStepKind.SCORE, first, budget),
+        *_steps(MicroStepKind.GRAD, cuts, budget),
     ]
 
 
@@ -82,17 +81,20 @@ def _cut(group: Sequence[Item], budget: int) -> list[_Piece]:
     return pieces
 
 
-def _first_fit(groups: Sequence[_Piece], budget: int) -> list[_Piece]:
-    """Executions share no node, so a bin holds the sum of its groups."""
+def _steps(kind: MicroStepKind, cuts: Iterable[Sequence[_Piece]], budget: int) -> list[Packed]:
+    """The longest first."""
+    bins = _first_fit([piece for cut in cuts for piece in cut], budget)
+    found = [Packed(kind, tuple(item.trajectory_id for item in each.items), each.num_tokens) for each in bins]
+    return sorted(found, key=lambda step: -step.num_tokens)
+
+
+def _first_fit(pieces: Iterable[_Piece], budget: int) -> list[_Piece]:
+    """A bin holds the sum of its pieces at most: only those of the same execution share nodes."""
     bins: list[_Piece] = []
-    for group in sorted(groups, key=lambda g: (-g.num_tokens, g.items[0].execution_id)):
-        target = next((b for b in bins if b.num_tokens + group.num_tokens <= budget), None)
+    for piece in sorted(pieces, key=lambda p: (-p.num_tokens, p.items[0].trajectory_id)):
+        target = next((b for b in bins if b.num_tokens + piece.num_tokens <= budget), None)
         if target is None:
             bins.append(target := _Piece())
-        for item in group.items:
+        for item in piece.items:
             target.add(item)
     return bins
-
-
-def _step(kind: MicroStepKind, piece: _Piece) -> Packed:
-    return Packed(kind, tuple(item.trajectory_id for item in piece.items), piece.num_tokens)

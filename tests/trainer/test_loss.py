@@ -100,8 +100,9 @@ def test_sums_are_as_exact_as_their_terms() -> None:
 
 
 def test_statistics_are_sums_over_targets() -> None:
-    log_ratio = torch.tensor([0.0, math.log(6.0), math.log(0.5)], dtype=torch.float64)
-    found = loss.totals(log_ratio, torch.zeros(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0]), 5.0)
+    log_ratio = torch.tensor([0.0, math.log(6.0), 40.0, math.log(0.5)], dtype=torch.float64)
+    counted, entropy = torch.tensor([True, True, False, True]), torch.tensor([1.0, 2.0, 9.0, 3.0])
+    found = loss.totals(log_ratio, torch.zeros(4, dtype=torch.float64), entropy, counted, 5.0)
     assert (found.num_targets, found.num_capped, found.entropy) == (3, 1, 6.0)
     assert found.ratio == pytest.approx(7.5)
     assert found.k3 == pytest.approx((6 - 1 - math.log(6)) + (0.5 - 1 - math.log(0.5)))

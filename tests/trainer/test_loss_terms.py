@@ -104,7 +104,7 @@ def test_other_terms_hold_without_a_policy_term(replica: Replica, advantage: flo
     """All log-probabilities far above the behaviour's: an advantage above zero is clipped."""
     section = LossSection(kl_coefficient=0.3, entropy_coefficient=0.2)
     path = replace(two_turns(advantage), behaviour=np.full(7, -30.0, np.float32))
-    known = replica.score([path], TEMPERATURE).sums
+    known = replica.score([path], section, TEMPERATURE).sums
     assert needing_gradient([path], known, LossSection()) == ([path] if not advantage else [])
     assert needing_gradient([path], known, section) == [path]
     found = gradients(replica, [path], section, TEMPERATURE)

@@ -20,10 +20,12 @@ from tests.trainer.rows import BATCH
 CAPPED = LossSection()
 
 
-def execution(replica: Replica, mean_log_ratio: float, advantage: float, num_paths: int = 5) -> list[Path]:
+def execution(
+    replica: Replica, mean_log_ratio: float, advantage: float, num_paths: int = 5, name: str = "e"
+) -> list[Path]:
     """Paths of a tree whose recorded log-probabilities give exp(mean_log_ratio) as s_i, unevenly."""
     rng = np.random.default_rng(4)
-    made = paths_of(random_nodes(rng, 4 * num_paths), rng, advantage=advantage)[:num_paths]
+    made = paths_of(random_nodes(rng, 4 * num_paths), rng, name, advantage)[:num_paths]
     assert len(made) == num_paths
     total = sum(len(path.targets) for path in made)
     rng, paths = np.random.default_rng(0), list[Path]()
@@ -53,7 +55,8 @@ def gradients(
     known: Sums = {}
     if len(pieces) > 1 and section.clips(pieces[0][0].advantage):
         for index, piece in enumerate(pieces):
-            for name, (total, count) in replicas[index % len(replicas)].score(piece, 1.0).sums.items():
+            scored = replicas[index % len(replicas)].score(piece, section, 1.0)
+            for name, (total, count) in scored.sums.items():
                 before = known.get(name, (0.0, 0))
                 known[name] = (before[0] + total, before[1] + count)
     for replica in replicas:
@@ -97,12 +100,32 @@ def test_what_was_kept_is_decided_once(replica: Replica, side: int) -> None:
     assert (metrics["skipped"], metrics["num_kept"]) == (not moved, int(moved))
 
 
+def test_statistics_do_not_depend_on_how_executions_are_cut(replica: Replica) -> None:
+    """One execution that is clipped, one that is kept."""
+    paths = [
+        *execution(replica, 0.02, 1.0, name="clipped"),
+        *execution(replica, 0.0, 1.0, name="kept"),
+    ]
+    rows = {name: BatchExecution(execution_id=name, advantage=1.0) for name in ("clipped", "kept")}
+    whole = BatchWork(BATCH, rows, results={0: replica.accumulate(paths, {}, CAPPED, 1.0)})
+    pieces = [[path] for path in paths]
+    cut = BatchWork(BATCH, rows, {i: replica.score(piece, CAPPED, 1.0) for i, piece in enumerate(pieces)})
+    known = cut.whole_sums()
+    for index, piece in enumerate(pieces, len(pieces)):
+        part = needing_gradient(piece, known, CAPPED)
+        cut.results[index] = replica.accumulate(part, known, CAPPED, 1.0)
+    one, other = (metrics_of(work, CAPPED, 2) for work in (whole, cut))
+    for name in ("num_tokens", "num_path_tokens"):  # what pieces share is computed in each
+        del one[name], other[name]
+    assert one == pytest.approx(other, rel=1e-9)
+
+
 def test_a_piece_alone_is_refused_without_the_others_scores(replica: Replica) -> None:
     paths = execution(replica, 0.0, 1.0)
     with pytest.raises(TrainerFailed, match=f"of which {len(paths[0].targets)} were scored"):
         needing_gradient(paths[:1], {}, CAPPED)
     assert needing_gradient(paths[:1], {}, LossSection(form="truncated")) == paths[:1]
-    scored = replica.score(paths[:2], 1.0).sums
+    scored = replica.score(paths[:2], CAPPED, 1.0).sums
     with pytest.raises(TrainerFailed, match="were scored"):
         needing_gradient(paths[:1], scored, CAPPED)
 

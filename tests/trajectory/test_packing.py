@@ -41,10 +41,14 @@ def unique_tokens(step: Packed, items: list[Item]) -> int:
     return len({(node, offset) for node, count in segments for offset in range(count)})
 
 
+def of_kind(steps: list[Packed], kind: MicroStepKind) -> list[Packed]:
+    return [step for step in steps if step.kind is kind]
+
+
 @given(batches(), budgets)
 def test_each_trajectory_has_one_gradient(items: list[Item], budget: int) -> None:
     steps = pack(items, budget=budget, scored=EVERYBODY)
-    grad = Counter(t for s in steps if s.kind is MicroStepKind.GRAD for t in s.trajectory_ids)
+    grad = Counter(t for s in of_kind(steps, MicroStepKind.GRAD) for t in s.trajectory_ids)
     assert grad == Counter(item.trajectory_id for item in items)
     kinds = [step.kind for step in steps]
     assert kinds == sorted(kinds, key=[MicroStepKind.SCORE, MicroStepKind.GRAD].index)
@@ -79,10 +83,28 @@ def test_an_execution_in_several_steps_is_scored_first(items: list[Item], budget
 @given(batches(), budgets, st.sets(st.sampled_from(sorted(EVERYBODY))))
 def test_only_what_may_be_clipped_is_scored(items: list[Item], budget: int, scored: set[str]) -> None:
     owner = {item.trajectory_id: item.execution_id for item in items}
-    everything = pack(items, budget=budget, scored=EVERYBODY)
-    found = pack(items, budget=budget, scored=scored)
-    wanted = [s for s in everything if s.kind is MicroStepKind.GRAD or owner[s.trajectory_ids[0]] in scored]
-    assert found == wanted
+    everything, found = (pack(items, budget=budget, scored=who) for who in (EVERYBODY, scored))
+    assert of_kind(found, MicroStepKind.GRAD) == of_kind(everything, MicroStepKind.GRAD)
+    cut = {name for step in of_kind(everything, MicroStepKind.SCORE) for name in step.trajectory_ids}
+    seen = Counter(name for step in of_kind(found, MicroStepKind.SCORE) for name in step.trajectory_ids)
+    assert seen == Counter(name for name in cut if owner[name] in scored)
+
+
+@given(batches(), budgets)
+def test_the_longest_comes_first(items: list[Item], budget: int) -> None:
+    """Replicas take neighbours, and wait for the longest of them."""
+    steps = pack(items, budget=budget, scored=EVERYBODY)
+    for kind in MicroStepKind:
+        lengths = [step.num_tokens for step in of_kind(steps, kind)]
+        assert lengths == sorted(lengths, reverse=True)
+
+
+def test_pieces_of_executions_that_are_cut_share_a_micro_step() -> None:
+    items = [Item(f"{e}/{size}", e, [(f"{e}{size}", size)]) for e in ("a", "b") for size in (7, 3)]
+    steps = pack(items, budget=8, scored=("a", "b"))
+    both = [("a/7",), ("b/7",), ("a/3", "b/3")]
+    for kind in MicroStepKind:
+        assert [step.trajectory_ids for step in of_kind(steps, kind)] == both
 
 
 @given(batches(), budgets, st.randoms())
@@ -95,7 +117,7 @@ def test_independent_of_arrival_order(items: list[Item], budget: int, order: ran
 def test_siblings_stay_together_when_an_execution_is_cut() -> None:
     """Two trunks with two branches each, interleaved: a piece a trunk, not a piece of both."""
     items = [Item(f"t{i}", "e", [("root", 2), (f"trunk{i % 2}", 20), (f"branch{i}", 4)]) for i in range(4)]
-    steps = [set(s.trajectory_ids) for s in pack(items, budget=30, scored=()) if s.kind is MicroStepKind.GRAD]
+    steps = [set(s.trajectory_ids) for s in pack(items, budget=30, scored=())]
     assert sorted(map(sorted, steps)) == [["t0", "t2"], ["t1", "t3"]]
 
 
