@@ -1,11 +1,13 @@
 """The router and the engine client: one call becomes one list of sampled tokens, whatever happens to cells.
 
 An aborted request continues from ``input_ids + sampled so far`` on the next cell; a failed one starts
-again with the same seed, so it repeats itself. While no cell serves, the call waits, bounded.
+again with the same seed, so it repeats itself. A cell that failed is left alone while another serves. While
+no cell serves, the call waits, bounded.
 """
 
 import asyncio
 import random
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -32,12 +34,20 @@ KEEP_ALIVE_S = 4.0
 """Less than the 5 s after which uvicorn, and so SGLang, closes an idle connection."""
 JSON = {"content-type": "application/json"}
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
-RETRIED_STATUS = frozenset({408, 409, 423, 425, 429})
-"""Client errors that say "not now": epoch over, paused, too many."""
+RETRIED_STATUS = frozenset({404, 408, 409, 423, 425, 429})
+"""Client errors that say "not now": still starting, epoch over, paused, too many."""
+SLOWEST_TOKEN_S = 0.1
+"""An engine that is asked for a whole answer is silent for so long a token at most."""
+SHUNNED_S = 5.0
+"""How long a cell that could not be asked gets no call that another can take."""
 
 
 OnTokens = Callable[[list[int]], None]
 """Is told all tokens that an answer has so far, each time there are more."""
+
+
+class Busy(EngineFailed):
+    """The engine is well, and takes this request later."""
 
 
 class Refused(BadInput):
@@ -72,6 +82,14 @@ class Sampled:
             elif count:
                 self.versions.append([version, count])
 
+    def end_at(self, params: SamplingParams) -> None:
+        """Take the answer for whole where an abort came with the last token that there was to sample."""
+        if self.finish_reason == "abort" and self.ids:
+            if self.ids[-1] in params.stop_token_ids:
+                self.finish_reason = "stop"
+            elif len(self.ids) >= params.max_new_tokens:
+                self.finish_reason = "length"
+
 
 class Engines:
     """Chooses a cell and asks its engine. Made in a running event loop."""
@@ -80,16 +98,18 @@ class Engines:
         self, run: RunId, store: Store, clock: Clock, *, hold_s: float, read_timeout_s: float
     ) -> None:
         self._run, self._store, self._clock, self._hold_s = run, store, clock, hold_s
+        self._read_timeout_s = read_timeout_s
         # The number of calls at once is bounded by admission, not by this client.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=read_timeout_s),
         )
         self._cells: list[ServingCell] = []
         self._read_at = float("-inf")
         self._in_flight: Counter[str] = Counter()
         self._last_cell: dict[str, str] = {}
+        self._shunned_until: dict[str, float] = {}
+        """By cell."""
 
     async def sample(
         self, rid: str, ids: Ids, params: SamplingParams, affinity: str, on_tokens: OnTokens | None = None
@@ -108,6 +128,8 @@ class Engines:
             except (EngineFailed, aiohttp.ClientError, TimeoutError) as error:
                 grown, problem = False, f"{type(error).__name__}: {error}"
                 self._read_at = float("-inf")
+                if cell is not None and not isinstance(error, Busy):
+                    self._shunned_until[cell.id] = time.monotonic() + SHUNNED_S
             if sampled.ids and sampled.finish_reason != "abort":
                 sampled.engine_ms = round(1000 * (time.monotonic() - begun))
                 return sampled
@@ -139,7 +161,13 @@ class Engines:
             body = _request(rid, ids, params, sampled.ids, stream=on_tokens is not None)
         self._in_flight[cell.id] += 1
         try:
-            async with self._http.post(f"{cell.engine_url}/generate", data=body, headers=JSON) as response:
+            asking = self._http.post(
+                f"{cell.engine_url}/generate",
+                data=body,
+                headers=JSON,
+                timeout=self._patience(params.max_new_tokens if on_tokens is None else 0),
+            )
+            async with asking as response:
                 if on_tokens is not None and response.status == 200:
                     answer = await _follow(response, lambda more: on_tokens(sampled.ids + more))
                 else:
@@ -152,9 +180,13 @@ class Engines:
             raise EngineFailed("the engine answered without tokens")
         sampled.extend(answer)
         sampled.cell_id = cell.id
-        if len(sampled.ids) >= params.max_new_tokens and sampled.finish_reason == "abort":
-            sampled.finish_reason = "length"
+        sampled.end_at(params)
         return bool(answer.output_ids)
+
+    def _patience(self, num_silent_tokens: int) -> aiohttp.ClientTimeout:
+        """``num_silent_tokens`` may be sampled before the engine says anything."""
+        silent_s = self._read_timeout_s + SLOWEST_TOKEN_S * num_silent_tokens
+        return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
 
     async def _choose(self, affinity: str) -> ServingCell | None:
         """The cell that this affinity had, while it serves; else the one with the most room."""
@@ -163,10 +195,12 @@ class Engines:
             self._read_at = time.monotonic()
         if not self._cells:
             return None
-        known = {cell.id: cell for cell in self._cells}
+        now = time.monotonic()
+        well = [cell for cell in self._cells if self._shunned_until.get(cell.id, now) <= now]
+        known = {cell.id: cell for cell in well or self._cells}
         if (last := self._last_cell.get(affinity)) in known:
             return known[last]
-        cell = min(self._cells, key=lambda c: self._in_flight[c.id] / max(c.capacity, 1))
+        cell = min(known.values(), key=lambda c: self._in_flight[c.id] / max(c.capacity, 1))
         self._last_cell[affinity] = cell.id
         return cell
 
@@ -209,10 +243,14 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _request(rid: str, ids: Ids, params: SamplingParams, sampled: list[int], *, stream: bool) -> bytes:
-    """A GenerateRequest for what is left after ``sampled``, not made by its model: that looks at each id."""
+    """A GenerateRequest for what is left after ``sampled``, not made by its model: that looks at each id.
+
+    Its name is its own: an engine that still works on one from before refuses another of the same name.
+    """
     left = params.model_dump() | {"max_new_tokens": params.max_new_tokens - len(sampled)}
     context = np.concatenate([ids, as_ids(sampled)]) if sampled else ids
-    document = {"rid": f"{rid}/{len(sampled)}", "input_ids": context, "sampling_params": left}
+    name = f"{rid}/{len(sampled)}-{secrets.token_hex(4)}"
+    document = {"rid": name, "input_ids": context, "sampling_params": left}
     return orjson.dumps(
         document | {"return_logprob": True, "stream": stream}, option=orjson.OPT_SERIALIZE_NUMPY
     )
@@ -220,7 +258,9 @@ def _request(rid: str, ids: Ids, params: SamplingParams, sampled: list[int], *, 
 
 def _read(status: int, content: bytes) -> GenerateResponse:
     """What an engine said. Raises Refused, or EngineFailed where it failed or its parts do not agree."""
-    if status in RETRIED_STATUS or status >= 500:
+    if status in RETRIED_STATUS:
+        raise Busy(f"status {status}")
+    if status >= 500:
         raise EngineFailed(f"status {status}")
     if status >= 400:
         raise Refused(_reason(status, content))
