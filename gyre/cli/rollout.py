@@ -1,26 +1,27 @@
 """``gyre calls`` and ``gyre tree``: one rollout, call by call and as the tree of its tokens."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from db import rollout_queries
 from gyre.cli.branches import Line, lines, sampled_on_path
-from gyre.cli.output import AsJson, cell, print_json, stdout
+from gyre.cli.output import AsJson, Cells, cell, fitting, narrowest, print_json, print_table, stdout
 from gyre.cli.reading import reading_rollout
 
 Record = Mapping[str, Any]
 Rollout = Annotated[str, typer.Argument(help="NAME/group/0/rollout/0, with or without `run/`.")]
 Full = Annotated[bool, typer.Option("--full", help="A line for each node: chains are not folded.")]
 DEEPEST = 12
-"""Levels that are indented; deeper ones stay at the last of them."""
+"""Levels that are indented where there is room; of deeper ones the number is told."""
 NARROW = 100
 """Columns of a terminal that has no room for everything."""
+SPACIOUS = 120
+"""Columns of a terminal that has room for how many tokens each policy version sampled."""
 NUMBERS = frozenset(
     {
         "input",
@@ -33,10 +34,11 @@ NUMBERS = frozenset(
         "tokens",
         "sampled",
         "targets",
+        "masked",
     }
 )
-ROOMY = frozenset({"dialect", "engine ms", "delivered"})
-"""Columns of calls that a narrow terminal does without."""
+ROOMY = ("dialect", "delivered", "engine ms", "status")
+"""Columns of calls that a narrow terminal does without, the first of them first."""
 
 
 def calls(rollout: Rollout, as_json: AsJson = False) -> None:
@@ -45,19 +47,20 @@ def calls(rollout: Rollout, as_json: AsJson = False) -> None:
         rows = rollout_queries.calls(session, name)
     if as_json:
         print_json(rows)
-        return
-    if not rows:
+    elif rows:
+        print_calls(name, rows)
+    else:
         print("no model calls yet")
-        return
+
+
+def print_calls(name: str, rows: Sequence[Record]) -> None:
     console = stdout()
     console.print(f"{name.removeprefix('run/')}: {_calls_in_words(rows)}")
-    shown = [_call_columns(row) for row in rows]
-    wanted = [title for title in shown[0] if console.width >= NARROW or title not in ROOMY]
+    shown = [_call_cells(row, whole_spans=console.width >= SPACIOUS) for row in rows]
     # A column in which nothing stands is left out; the line above says that there is nothing.
-    table = _table(title for title in wanted if any(row[title] not in (None, "0") for row in shown))
-    for row, call in zip(shown, rows, strict=True):
-        table.add_row(*(cell(row[str(column.header)]) for column in table.columns), style=_call_style(call))
-    console.print(table)
+    filled = [title for title in shown[0] if any(row[title] not in ("-", "0") for row in shown)]
+    titles = fitting(shown, filled, ROOMY, console.width)
+    print_table(console, shown, titles, numbers=NUMBERS, styles=map(_call_style, rows))
     for row in rows:
         if row["failure"]:
             console.print(f"{_call_name(row)} failed: {row['failure']}", markup=False)
@@ -67,22 +70,28 @@ def _call_name(row: Record) -> str:
     return f"{row['attempt']}/{row['index']}"
 
 
-def _call_columns(row: Record) -> dict[str, str | None]:
-    return {
+def _call_cells(row: Record, *, whole_spans: bool) -> dict[str, str]:
+    values = {
         "call": _call_name(row),
-        "role": row["role"],
+        "role": _words(row["role"]),
         "dialect": row["dialect"],
-        "status": row["status"],
+        "status": _words(row["status"]),
         "input": f"{row['num_input_tokens']:,}",
         "reused": f"{row['num_reused_tokens']:,}",
         "encoded": f"{row['num_encoded_tokens']:,}",
         "output": f"{row['num_output_tokens']:,}",
-        "policy": spans(row["versions"]),
+        "policy": spans(row["versions"]) if whole_spans else _versions([row]),
         "malformed": f"{row['num_malformed_tool_calls']:,}",
-        "finish": row["finish_reason"],
+        "finish": row["finish_reason"] if row["status"] == "committed" else _words(row["status"]),
         "engine ms": None if row["engine_ms"] is None else f"{row['engine_ms']:,}",
         "delivered": None if row["delivered_at"] is None else row["delivered_at"].astimezone().strftime("%X"),
     }
+    return {title: cell(value or None) for title, value in values.items()}
+
+
+def _words(name: str) -> str:
+    """A role or a status, which may be broken between its words."""
+    return name.replace("_", " ")
 
 
 def _call_style(row: Record) -> str:
@@ -105,7 +114,7 @@ def _calls_in_words(rows: Sequence[Record]) -> str:
 
 def _statuses(rows: Sequence[Record]) -> str:
     by_status = Counter(row["status"] for row in rows)
-    parts = [f"{by_status[s]} {s.replace('_', ' ')}" for s in sorted(by_status)]
+    parts = [f"{by_status[s]} {_words(s)}" for s in sorted(by_status)]
     return f"{_several(len(rows), 'call')} ({', '.join(parts)})" if parts else "no calls"
 
 
@@ -127,16 +136,17 @@ def tree(rollout: Rollout, as_json: AsJson = False, full: Full = False) -> None:
         return
     console.print(f"{_statuses(made)}; {_tokens_in_words(nodes, selected)}")
     if selected:
-        console.print(_paths_table(selected, nodes))
+        _print_paths(console, selected, nodes)
     drawn: list[Line] = []
+    deepest = DEEPEST
     for attempt in attempts:
         own = list(lines([n for n in nodes if n["attempt_id"] == attempt["id"]], folded=not full))
         ended = f"\nattempt {attempt['number']}: {_attempt_in_words(attempt)}"
         console.print(ended if own else f"{ended}, no tokens", markup=False)
         if own:
-            _draw(console, own, full=full)
+            deepest = min(deepest, _draw(console, own, full=full))
         drawn += own
-    console.print(f"\n{_legend(_marks(console), drawn, full=full)}", style="dim")
+    console.print(f"\n{_legend(_marks(console), drawn, deepest, full=full)}", style="dim")
 
 
 def _outcome_in_words(outcome: Record) -> str:
@@ -168,38 +178,58 @@ def _tokens_in_words(nodes: Sequence[Record], selected: Sequence[Record]) -> str
     return f"{counted}: {targets:,} targets, {side:,} of side calls, {drawn - targets - side:,} not selected"
 
 
-def _paths_table(selected: Sequence[Record], nodes: Sequence[Record]) -> Table:
+def _print_paths(console: Console, selected: Sequence[Record], nodes: Sequence[Record]) -> None:
     by_id = {node["id"]: node for node in nodes}
-    table = _table(("path", "role", "ends at", "tokens", "sampled", "targets", "masked"))
+    titles = ("path", "role", "ends at", "tokens", "sampled", "targets", "masked")
+    rows: list[Cells] = []
     for path in selected:
         leaf, targets = path["leaf_node_id"], path["num_targets"]
         sampled = sampled_on_path(leaf, by_id)
         numbers = (path["num_tokens"], sampled, targets, sampled - targets)
-        counted = [f"{number:,}" for number in numbers]
-        table.add_row(str(path["path"]), path["role"], str(by_id[leaf]["index"]), *counted)
-    return table
+        names = (str(path["path"]), _words(path["role"]), str(by_id[leaf]["index"]))
+        rows.append(dict(zip(titles, (*names, *map("{:,}".format, numbers)), strict=True)))
+    print_table(console, rows, titles, numbers=NUMBERS)
 
 
-def _draw(console: Console, drawn: Sequence[Line], *, full: bool) -> None:
-    rows = [_line_columns(line, _marks(console), full=full) for line in drawn]
-    always = ["nodes", "role", "kind" if full else "calls", "tokens", "sampled", "targets", "policy"]
+def _draw(console: Console, drawn: Sequence[Line], *, full: bool) -> int:
+    """Print the lines of an attempt; how many levels of them are indented."""
+    marks = _marks(console)
+    rows = [_line_cells(line, marks, full=full) for line in drawn]
+    always = ["role", "kind" if full else "calls", "tokens", "sampled", "targets", "policy"]
     wanted = [*always, *(["reused"] if console.width >= NARROW else []), "finish", "paths"]
-    table = _table(title for title in wanted if title in always or any(row[title] for row in rows))
+    titles = [title for title in wanted if title in always or any(row[title] for row in rows)]
+    deepest = _deepest(drawn, marks, console.width - narrowest(rows, titles) - 1)
     for row, line in zip(rows, drawn, strict=True):
-        table.add_row(*(row[str(column.header)] for column in table.columns), style=_line_style(line))
-    console.print(table)
+        row["nodes"] = _place(line, marks, deepest)
+    print_table(console, rows, ["nodes", *titles], numbers=NUMBERS, styles=map(_line_style, drawn))
+    return deepest
 
 
-def _line_columns(line: Line, marks: Mapping[str, str], *, full: bool) -> dict[str, str]:
-    sampled, first, last = line.sampled, line.nodes[0], line.nodes[-1]
-    targets = sum(node["targets"] for node in sampled)
+def _deepest(drawn: Sequence[Line], marks: Mapping[str, str], room: int) -> int:
+    """How many levels can be indented so that each place takes one line, or else one before its ``@``."""
+    for end in ("\n", " @"):
+        for levels in range(DEEPEST, 0, -1):
+            if all(len(_place(line, marks, levels).partition(end)[0]) <= room for line in drawn):
+                return levels
+    return 1
+
+
+def _place(line: Line, marks: Mapping[str, str], deepest: int) -> str:
+    """The nodes of a line behind at most ``deepest`` levels and the number of the others."""
+    first, last = line.nodes[0], line.nodes[-1]
+    left_out = f"+{line.depth - deepest} " if line.depth > deepest else ""
     number = str(first["index"]) if first is last else f"{first['index']}..{last['index']}"
     left = "" if line.left is None else f" @{line.left['index']}+{first['parent_offset']}"
+    return f"{marks['level'] * min(line.depth, deepest)}{left_out}{marks[line.beginning]}{number}{left}"
+
+
+def _line_cells(line: Line, marks: Mapping[str, str], *, full: bool) -> dict[str, str]:
+    sampled, first = line.sampled, line.nodes[0]
+    targets = sum(node["targets"] for node in sampled)
     return {
-        "nodes": marks["level"] * min(line.depth, DEEPEST) + marks[line.beginning] + number + left,
-        "role": line.role,
+        "role": _words(line.role),
         "kind": first["kind"],
-        "calls": str(len(sampled)) if sampled else "",
+        "calls": f"{len(sampled):,}" if sampled else "",
         "tokens": f"{line.tokens():,}",
         "sampled": f"{line.tokens('sampled'):,}" if sampled else "",
         "targets": f"{targets:,}" if sampled else "",
@@ -211,7 +241,7 @@ def _line_columns(line: Line, marks: Mapping[str, str], *, full: bool) -> dict[s
 
 
 def _versions(sampled: Sequence[Record]) -> str:
-    """``3`` or ``3-5``: the policy versions that a chain was sampled by."""
+    """``3`` or ``3-5``: the policy versions that nodes or calls were sampled by."""
     seen = {version for node in sampled for version, _ in node["versions"] or []}
     return "" if not seen else str(min(seen)) if len(seen) == 1 else f"{min(seen)}-{max(seen)}"
 
@@ -223,14 +253,14 @@ def _paths(line: Line, end: str) -> str:
         (str(path) if path == line.target_of else f"({path})") + (end if path in ends else "")
         for path in line.nodes[-1]["paths"]
     ]
-    return "".join(told) or "-"
+    return " ".join(told) or "-"
 
 
 def _cut(sampled: Sequence[Record]) -> str:
-    """The answers of a chain that did not end by themselves: ``2 length``."""
+    """The answers of a chain that did not end by themselves: ``length`` or ``2xlength``."""
     reasons = Counter(node["finish_reason"] for node in sampled)
     cut = [(reason, number) for reason, number in reasons.items() if reason not in (None, "stop")]
-    return " ".join(f"{number} {reason}" for reason, number in sorted(cut))
+    return " ".join(reason if number == 1 else f"{number}x{reason}" for reason, number in sorted(cut))
 
 
 def _line_style(line: Line) -> str:
@@ -245,7 +275,7 @@ def _marks(console: Console) -> dict[str, str]:
     return {"level": "| ", "root": "* ", "branch": "> ", "next": "  ", "end": "<"}
 
 
-def _legend(marks: Mapping[str, str], drawn: Sequence[Line], *, full: bool) -> str:
+def _legend(marks: Mapping[str, str], drawn: Sequence[Line], deepest: int, *, full: bool) -> str:
     explained = [
         f"{marks['root']}begins a conversation, {marks['branch']}branches off the line above, "
         "other lines continue it.",
@@ -254,6 +284,8 @@ def _legend(marks: Mapping[str, str], drawn: Sequence[Line], *, full: bool) -> s
     ]
     if any(line.left for line in drawn):
         explained.append("@2+500 leaves node 2 after 500 of its tokens.")
+    if any(line.depth > deepest for line in drawn):
+        explained.append("+3 stands for three more branches that there is no room to indent.")
     if not full:
         explained.append("Chains are folded: --full shows each node.")
     return "\n".join(explained)
@@ -261,14 +293,6 @@ def _legend(marks: Mapping[str, str], drawn: Sequence[Line], *, full: bool) -> s
 
 def _several(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _table(titles: Iterable[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for title in titles:
-        number, words = title in NUMBERS, title in ("role", "policy", "paths")
-        table.add_column(title, justify="right" if number else "left", no_wrap=not words, overflow="fold")
-    return table
 
 
 def spans(versions: list[Any] | None) -> str | None:

@@ -1,6 +1,9 @@
 """``gyre runs``, ``show``, ``groups`` and ``rollouts``: a run as its rows tell it."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +13,7 @@ from sqlalchemy.orm import Session
 from db import queries
 from db import runs as run_rows
 from gyre import stack
-from gyre.cli.output import AsJson, cell, print_json, print_rows, stdout
+from gyre.cli.output import AsJson, cell, print_json, print_rows, rows_fit, stdout
 from gyre.cli.reading import reading, reading_run, run_name
 from gyre.contracts.ids import RunId
 from gyre.settings.state import state_dir
@@ -18,6 +21,19 @@ from gyre.settings.state import state_dir
 Run = Annotated[str, typer.Argument(help="The run's name.")]
 KEYS = ("run", "status", "updates", "policy_version", "account", "dispositions")
 """Of RunSummary, in ``show --json``; ``checks`` follows. """
+GROUPS = (
+    "id", "task", "purpose", "phase", "status", "policy_version", "scored", "placeholder", "excluded",
+    "executions", "mean_reward",
+)  # fmt: skip
+SHORT_GROUPS = ("id", "task", "status", "policy", "scored", "reward", "placeholder", "excluded")
+ROLLOUTS = (
+    "id", "task", "purpose", "status", "disposition", "reward", "attempts", "calls", "sampled_tokens",
+    "end_reason", "detail",
+)  # fmt: skip
+SHORT_ROLLOUTS = (
+    "id", "state", "reward", "attempts", "calls", "sampled_tokens", "end_reason", "detail",
+)  # fmt: skip
+"""Where the others have no room; purpose and task, or purpose and phase, are headings then."""
 ANSWERS = {True: "yes", False: "[bold red]NO[/]", None: "-"}
 """To whether a check holds; None where it does not apply yet."""
 
@@ -74,12 +90,27 @@ def groups(run: Run, as_json: AsJson = False) -> None:
         rows = queries.groups(session, run_name(run))
     if as_json:
         print_json(rows)
-        return
-    columns = (
-        "id", "task", "purpose", "phase", "status", "policy_version", "scored", "placeholder", "excluded",
-        "executions", "mean_reward",
-    )  # fmt: skip
-    print_rows(rows, columns, empty="no groups dispatched yet")
+    else:
+        print_groups(rows)
+
+
+def print_groups(rows: Sequence[queries.Record]) -> None:
+    columns = GROUPS
+    if not rows_fit(rows, columns):
+        rows, columns = _headed(map(_short_group, rows)), SHORT_GROUPS
+    print_rows(rows, columns, beneath=("placeholder", "excluded"), empty="no groups dispatched yet")
+
+
+def _short_group(row: queries.Record) -> queries.Record:
+    return {
+        **row,
+        "heading": " ".join(filter(None, (row["purpose"], row["phase"]))),
+        "policy": row["policy_version"],
+        "scored": f"{row['scored']}/{row['executions']}",
+        "placeholder": row["placeholder"] or None,
+        "excluded": row["excluded"] or None,
+        "reward": row["mean_reward"],
+    }
 
 
 def rollouts(run: Run, as_json: AsJson = False) -> None:
@@ -88,9 +119,30 @@ def rollouts(run: Run, as_json: AsJson = False) -> None:
         rows = queries.rollouts(session, run_name(run))
     if as_json:
         print_json(rows)
-        return
-    columns = (
-        "id", "task", "purpose", "status", "disposition", "reward", "attempts", "calls", "sampled_tokens",
-        "end_reason", "detail",
-    )  # fmt: skip
-    print_rows(rows, columns, empty="no rollouts yet")
+    else:
+        print_rollouts(rows)
+
+
+def print_rollouts(rows: Sequence[queries.Record]) -> None:
+    columns = ROLLOUTS
+    if not rows_fit(rows, [column for column in columns if column != "detail"]):
+        rows, columns = _headed(map(_short_rollout, rows)), SHORT_ROLLOUTS
+    print_rows(rows, columns, beneath=("detail", "attempts"), empty="no rollouts yet")
+
+
+def _short_rollout(row: queries.Record) -> queries.Record:
+    return {
+        **row,
+        "heading": f"{row['purpose']} {row['task']}",
+        "state": row["disposition"] or row["status"],
+        "attempts": row["attempts"] if row["attempts"] > 1 else None,
+        "end_reason": (row["end_reason"] or "-").replace("_", " "),
+    }
+
+
+def _headed(rows: Iterable[queries.Record]) -> list[queries.Record]:
+    """Above the first of those that have their heading in common, a row with nothing else."""
+    headed: list[queries.Record] = []
+    for heading, members in groupby(rows, key=itemgetter("heading")):
+        headed += [{"id": heading}, *members]
+    return headed

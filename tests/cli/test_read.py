@@ -91,7 +91,7 @@ def test_calls_and_tree_take_ids_in_every_form(gyre: Gyre, name: str) -> None:
         (("show", f"run/{RUN}"), "1 trained"),
         (("groups", RUN), "0.250"),
         (("rollouts", RUN), "placeholder"),
-        (("calls", ROLLOUT), "in_flight"),
+        (("calls", ROLLOUT), "in flight"),
         (("tree", ROLLOUT), "attempt 0: sealed, exited"),
         (("tree", ROLLOUT, "--full"), "0x1 1x2"),
     ],
