@@ -12,7 +12,7 @@ from psycopg.rows import TupleRow
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from db.session import CONNECT_S, OPTIONS
+from db.session import CONNECT_S, GONE, OPTIONS
 
 PLANS = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c jit=off"
 """Each statement is planned once, by keys: its tables are small when a run begins, and do not stay so."""
@@ -69,5 +69,5 @@ class Direct:
         if self._connection is not None and not self._connection.closed:
             return self._connection
         return await Connection.connect(
-            self._dsn, autocommit=True, connect_timeout=CONNECT_S, options=f"{OPTIONS} {PLANS}"
+            self._dsn, autocommit=True, connect_timeout=CONNECT_S, options=f"{OPTIONS} {PLANS}", **GONE
         )

@@ -9,6 +9,15 @@ from sqlalchemy.orm import Session
 CONNECT_S = 10
 OPTIONS = "-c timezone=UTC -c statement_timeout=60000"
 """Of every connection: a statement times out after 60 s."""
+GONE = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""libpq's settings of every connection: a host that says nothing for half a minute is gone. The statement's
+own time counts at the server; without these a thread waits for hours behind a network that drops packets."""
 
 
 def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Engine:
@@ -24,7 +33,7 @@ def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Engine:
         pool_pre_ping=pre_ping,
         pool_timeout=30,
         pool_use_lifo=True,
-        connect_args={"connect_timeout": CONNECT_S, "options": OPTIONS},
+        connect_args={"connect_timeout": CONNECT_S, "options": OPTIONS, **GONE},
     )
 
 

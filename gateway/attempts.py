@@ -131,6 +131,15 @@ class AttemptState:
             if answer.tool_calls:
                 self.sayings[saying(message)].append(message)
 
+    def know(self, newer: "AttemptState") -> None:
+        """Take over what another reading of the record found, at once: other calls look on. Calls under way
+        stay."""
+        self.tree, self.path_hashes = newer.tree, newer.path_hashes
+        self.sampled, self.thoughts = newer.sampled, newer.thoughts
+        self.recorded, self.sayings = newer.recorded, newer.sayings
+        self.num_characters = newer.num_characters
+        self.num_calls = max(self.num_calls, newer.num_calls)
+
     def path_hash(self, base: Point | None, ids: Ids) -> "hashlib._Hash":
         """SHA-256 of all ids down to ``base``, then ``ids``; reads only the latter if a node ends there."""
         if base is not None and base == self.tree[base.node].end:
@@ -159,11 +168,10 @@ def load_state(session: Session, attempt: AttemptId) -> AttemptState:
         raise Unauthorized("the token names an attempt that does not exist")
     if facts.status != AttemptStatus.OPEN:
         raise Fenced(f"{attempt} is sealed: no more calls are served")
-    state = AttemptState(attempt, facts)
     if not facts.has_calls:
-        return state
-    rows = calls.calls(session, attempt)
-    restore_tree(state, calls.nodes(session, attempt), rows)
+        return AttemptState(attempt, facts)
+    nodes, rows = calls.nodes(session, attempt), calls.calls(session, attempt)
+    state = restored(attempt, facts, nodes, rows)
     for row in rows:
         if row.delivered_at is None and row.status != CallStatus.FAILED:
             call = LiveCall(CallId(row.id), row.request_key, row.index, row.num_input_tokens, connected=False)
@@ -171,19 +179,22 @@ def load_state(session: Session, attempt: AttemptId) -> AttemptState:
     return state
 
 
-def restore_tree(state: AttemptState, nodes: Sequence[TreeNode], rows: Sequence[ModelCall]) -> None:
-    """Make the tree, the keys and the answers those of the rows; calls under way stay."""
+def restored(
+    attempt: AttemptId, facts: calls.AttemptFacts, nodes: Sequence[TreeNode], rows: Sequence[ModelCall]
+) -> AttemptState:
+    """The tree, the keys and the answers of the rows; no call under way.
+
+    ``rows`` are read behind ``nodes``, so that none of these is without its answer.
+    """
+    state = AttemptState(attempt, facts)
     index_of = {node.id: node.index for node in nodes}
     answers = {row.sampled_node_id: Answer.from_json(row.response) for row in rows if row.response}
-    state.tree, state.sampled, state.thoughts, state.recorded = PrefixTree(), {}, {}, {}
-    state.path_hashes.clear()
-    state.sayings.clear()
-    state.num_characters = 0
     for row in nodes:
         parent = Point(index_of[row.parent_id], row.parent_offset) if row.parent_id else None
         node = Node(row.index, parent, row.position, NodeKind(row.kind), unpack_ids(row.token_ids))
         state.remember(node, row.match_key, answers.get(row.id))
     state.num_calls = max((row.index + 1 for row in rows), default=0)
+    return state
 
 
 def finished_of(row: ModelCall) -> Finished | None:

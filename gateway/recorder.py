@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from db import attempts, calls, recording
 from db.direct import Statement
-from gateway.attempts import AttemptState, LiveCall, Prompt, finished_of, restore_tree
+from gateway.attempts import AttemptState, LiveCall, Prompt, finished_of, restored
 from gateway.batches import Batches
 from gateway.dialects.base import Finished
 from gateway.engines import Sampled
@@ -83,20 +83,18 @@ class Recorder:
                 self._held.add(call.id)
                 return SamplingParams.model_validate(row.sampling)
             if finished := finished_of(row):
-                async with state.commit_lock:
-                    await self._reload(state)
+                await self.catch_up(state)
                 return finished
             if row.failure:
                 raise EngineFailed(row.failure)
             await asyncio.sleep(TAKE_OVER_POLL_S)
 
-    async def catch_up(self, state: AttemptState) -> bool:
-        """Read the tree again if another gateway has added to it; whether it has."""
+    async def catch_up(self, state: AttemptState) -> None:
+        """Read the record again if another gateway has added to it: ``state.tree`` is another one then."""
         async with state.commit_lock:
             next_index = await self._store.run(lambda s: calls.next_node_index(s, state.attempt))
-            if behind := next_index != state.tree.next_index:
+            if next_index != state.tree.next_index:
                 await self._reload(state)
-            return behind
 
     async def commit(
         self, state: AttemptState, call: LiveCall, prompt: Prompt, sampled: Sampled, answer: Answer
@@ -163,11 +161,13 @@ class Recorder:
         return finished
 
     async def _reload(self, state: AttemptState) -> None:
-        def read(session: Session) -> None:
-            rows = calls.calls(session, state.attempt)
-            restore_tree(state, calls.nodes(session, state.attempt), rows)
+        """Only with the commit lock: nothing is added here meanwhile."""
 
-        await self._store.run(read)
+        def read(session: Session) -> AttemptState:
+            nodes, rows = calls.nodes(session, state.attempt), calls.calls(session, state.attempt)
+            return restored(state.attempt, state.facts, nodes, rows)
+
+        state.know(await self._store.run(read))
 
 
 def _new_rows(

@@ -283,9 +283,12 @@ class Service:
 
     async def _plan(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
         """The prompt. An answer in it that is not known here may be one that another gateway recorded."""
+        known = state.tree
         prompt = await self._planned(state, request)
-        if prompt.forked and await self._recorder.catch_up(state):
-            return await self._planned(state, request)
+        if prompt.forked:
+            await self._recorder.catch_up(state)
+            if state.tree is not known:
+                return await self._planned(state, request)
         return prompt
 
     async def _planned(self, state: AttemptState, request: CanonicalRequest) -> Prompt:

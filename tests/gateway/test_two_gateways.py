@@ -1,6 +1,7 @@
 """Two gateways of one run, alive at the same time on one database: nothing is sampled or recorded twice."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from sqlalchemy import text
 
 from db.session import transaction
 from gateway.service import call_seed
-from gyre.trajectory.arrays import unpack_ids
+from gyre.trajectory.arrays import Ids, unpack_ids
 from tests.gateway.conftest import EXECUTION, World, gateway_process, gateway_thread, wait_until
 from tests.gateway.scripted_engine import Part, ScriptedEngine
 from tests.gateway.test_calls import CHAT, abandon, by_seed, chat, said
@@ -121,6 +122,31 @@ def test_a_conversation_that_alternates_is_one_path(two: tuple[World, World], en
     for turn in range(1, 6):
         before = path_of(two[0], turn - 1)
         assert engine.requests[turn].input_ids[: len(before)] == before
+
+
+def test_calls_go_on_while_the_record_is_read_again(
+    two: tuple[World, World], engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known stays known until what was read takes its place as a whole."""
+    first, second = two
+    answer, elsewhere = said(ask(first, "hi")), said(ask(second, "other"))
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow(raw: bytes) -> Ids:
+        if not reading.is_set():
+            reading.set()
+            go_on.wait(30)
+        return unpack_ids(raw)
+
+    monkeypatch.setattr("gateway.attempts.unpack_ids", slow)
+    with ThreadPoolExecutor(2) as pool:
+        behind = pool.submit(ask, first, "other", elsewhere, "more")
+        assert reading.wait(30)
+        known = pool.submit(ask, first, "hi", answer, "more")
+        wait_until(lambda: len(engine.requests) >= 3)
+        go_on.set()
+        assert behind.result().status_code == known.result().status_code == 200
+    assert all(call.num_reused_tokens for call in first.calls()[2:])
 
 
 def test_answers_of_both_at_once_are_placed_one_after_the_other(
