@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session
 CONNECT_S = 10
 OPTIONS = "-c timezone=UTC -c statement_timeout=60000"
 """Of every connection: a statement times out after 60 s."""
-GONE = {
+GONE: dict[str, Any] = {
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,

@@ -69,7 +69,7 @@ class App(Router):
         self.routes.append(Route("/health", Endpoint(_asker, partial(_health, service)), methods=["GET"]))
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A sentence for whoever set a harness up with the wrong base URL; the token may stand in the path."""
+        """A sentence for whoever gave a harness the wrong base URL; the token may stand in the path."""
         path = re.sub("^/t/[^/]*", "/t/TOKEN", scope["path"])
         error = UnknownRoute(f"no route for {path!r:.200}; served are {', '.join(SERVED)}")
         await send_error(send, _asker(Request(scope)), error)

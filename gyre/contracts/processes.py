@@ -73,7 +73,7 @@ class GatewayBoot(Boot):
     hold_s: float = Field(default=300, gt=0)
     """How long a call waits while no engine serves or Postgres is away."""
     engine_read_s: float = Field(default=600, gt=0)
-    """An engine that is silent for so long on one request counts as failed; where the answer comes as a whole,
+    """An engine that is silent for so long on one request counts as failed; where its answer comes as one,
     for 0.1 s more a token of it."""
     ping_s: float = Field(default=5, gt=0)
     """Between pings on a stream that waits for its answer."""

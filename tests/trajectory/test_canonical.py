@@ -253,6 +253,6 @@ def test_halves_of_surrogate_pairs_become_replacement_characters() -> None:
 
 def test_parts_that_are_no_text_get_one_sentence() -> None:
     with pytest.raises(BadInput, match="'image' cannot be read"):
-        ask(user([{"type": "image", "source": {}}]))
+        ask(user("x"), {"role": "assistant", "content": [{"type": "image", "source": {}}]})
     with pytest.raises(BadInput, match="only client tools"):
         ask(user("x"), tools=[{"type": "web_search_20250305", "name": "web_search"}])

@@ -190,7 +190,7 @@ def test_responses_namespaces_are_flat_and_custom_tools_are_functions() -> None:
         ({"previous_response_id": "resp_1", "input": "x"}, "previous_response_id is not served"),
         ({"background": True, "input": "x"}, "background is not served"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "'item_reference' is not served"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "takes text only"),
+        ({"input": [{"role": "system", "content": [{"type": "input_image"}]}]}, "takes text only"),
         ({"input": "x", "tools": [{"type": "local_shell", "name": "s"}]}, "'local_shell' is not served"),
         ({"input": []}, "at least one message"),
         ({"input": 3}, "input must be a text or a list"),
@@ -217,6 +217,27 @@ def test_parts_of_results_that_are_no_text_leave_a_note() -> None:
         f"[input_image {note}",
         f"[inlineData {note}",
     ]
+
+
+def test_parts_of_the_users_turn_that_are_no_text_leave_a_note() -> None:
+    """Some harnesses put what a tool read there; refused, it would be refused in every later request."""
+    note = "left out: this model takes text only]"
+    document, image = {"type": "document", "source": {}}, {"type": "image_url", "image_url": {}}
+    read = [
+        from_anthropic({"messages": [{"role": "user", "content": [document]}]}),
+        from_openai({"messages": [{"role": "user", "content": [image]}]}),
+        responses({"role": "user", "content": [{"type": "input_file"}]}),
+        read_google({"contents": [{"role": "user", "parts": [{"fileData": {}}]}]}),
+    ]
+    assert [request.messages[0].content for request in read] == [
+        (f"[document {note}",),
+        (f"[image_url {note}",),
+        (f"[input_file {note}",),
+        (f"[fileData {note}",),
+    ]
+    for role in ("system", "assistant"):
+        with pytest.raises(BadInput, match="takes text only"):
+            from_anthropic({"messages": [{"role": role, "content": [document]}]})
 
 
 def google(*contents: dict[str, Any], **more: Any) -> CanonicalRequest:
@@ -260,7 +281,10 @@ def test_google_says_errors_and_other_results_as_json() -> None:
         ({"cachedContent": "c"}, "cachedContent is not served"),
         ({"generationConfig": {"candidateCount": 2}}, "only 1 answer"),
         ({"contents": [{"role": "king", "parts": []}]}, "role 'king'"),
-        ({"contents": [{"parts": [{"inlineData": {}}]}]}, "a part with inlineData cannot be read"),
+        (
+            {"contents": [{"role": "model", "parts": [{"inlineData": {}}]}]},
+            "a part with inlineData cannot be read",
+        ),
         ({"tools": [{"computerUse": {}}]}, "computerUse is not served"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "max_tokens = 0"),
     ],

@@ -17,9 +17,9 @@ from gyre.trajectory.dialects.reading import (
     flag_of,
     function,
     model_of,
+    noted_texts,
     objects,
     request,
-    result_texts,
     text_of,
     texts,
 )
@@ -65,12 +65,12 @@ def _split_results(role: Role, blocks: list[Any]) -> list[Message]:
     said: list[str] = []
     for block in objects(blocks, "content"):
         if block.get("type") != "tool_result":
-            said += texts([block], "content")
+            said += noted_texts([block], "content") if role == "user" else texts([block], "content")
             continue
         if said:
             messages.append(Message(role, tuple(said)))
             said = []
-        content = result_texts(block.get("content"), "tool_result")
+        content = noted_texts(block.get("content"), "tool_result")
         answered = text_of(block.get("tool_use_id"), "tool_use_id")
         messages.append(Message("tool", content, tool_call_id=answered))
     if said or not messages:

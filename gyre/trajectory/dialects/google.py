@@ -18,7 +18,7 @@ from typing import Any
 
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.canonical import CanonicalRequest, Message, ToolCall, assistant, unnamed
-from gyre.trajectory.dialects.reading import arguments_text, function, objects, request, text_of
+from gyre.trajectory.dialects.reading import arguments_text, function, left_out, objects, request, text_of
 
 WISHES = ("temperature", "topP", "topK", "seed", "presencePenalty", "frequencyPenalty")
 HOSTED_TOOLS = frozenset(
@@ -110,7 +110,7 @@ def _user(content: Mapping[str, Any], unanswered: list[ToolCall]) -> list[Messag
     said: list[str] = []
     for part in _parts(content):
         if (response := _field(part, "functionResponse")) is None:
-            said.append(_text(part))
+            said.append(left_out(" and ".join(part)) if part and "text" not in part else _text(part))
             continue
         if said:
             messages.append(_said(said))
@@ -132,7 +132,7 @@ def _response(response: Mapping[str, Any], unanswered: list[ToolCall]) -> Messag
         unanswered.remove(answered)
     said = [_output(_object(response.get("response"), "functionResponse: response"))]
     for part in objects(response.get("parts"), "functionResponse: parts"):
-        said.append(f"[{' and '.join(part)} left out: this model takes text only]")
+        said.append(left_out(" and ".join(part)))
     call_id = answered.id if answered is not None else given
     return Message("tool", tuple(text for text in said if text), tool_call_id=call_id)
 

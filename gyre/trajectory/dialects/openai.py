@@ -10,9 +10,9 @@ from gyre.trajectory.dialects.reading import (
     flag_of,
     function,
     model_of,
+    noted_texts,
     objects,
     request,
-    result_texts,
     text_of,
     texts,
 )
@@ -49,10 +49,10 @@ def _message(entry: Mapping[str, Any]) -> Message:
         case "system" | "developer":
             return Message("system", texts(content, "content"))
         case "user":
-            return Message("user", texts(content, "content"))
+            return Message("user", noted_texts(content, "content"))
         case "tool":
             answered = text_of(entry.get("tool_call_id"), "tool_call_id")
-            return Message("tool", result_texts(content, "content"), tool_call_id=answered)
+            return Message("tool", noted_texts(content, "content"), tool_call_id=answered)
         case "assistant":
             said = "".join(texts(content, "content", kinds=("text", "refusal")))
             calls = [_call(call) for call in objects(entry.get("tool_calls"), "tool_calls")]

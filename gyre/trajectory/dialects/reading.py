@@ -112,10 +112,11 @@ def texts(content: Any, name: str, *, kinds: Iterable[str] = ("text",)) -> tuple
     return tuple(text for part in objects(content, name) if (text := _part(part, name, kinds)))
 
 
-def result_texts(content: Any, name: str, *, kinds: Iterable[str] = ("text",)) -> tuple[str, ...]:
-    """The parts of a tool result: here a part that is no text leaves a note in its place.
+def noted_texts(content: Any, name: str, *, kinds: Iterable[str] = ("text",)) -> tuple[str, ...]:
+    """The parts of a tool result or of a user's turn: here a part that is no text leaves a note in its place.
 
-    The harness decides what a tool gives back (an image, a document), and the policy can work on.
+    The harness decides what a tool gives back (an image, a document) and where; it stands in all requests
+    from then on, and the policy can work on.
     """
     if content is None or isinstance(content, str):
         return (content,) if content else ()
@@ -125,7 +126,12 @@ def result_texts(content: Any, name: str, *, kinds: Iterable[str] = ("text",)) -
 
 def _noted(part: Mapping[str, Any], name: str, kinds: Iterable[str]) -> str:
     kind = text_of(part.get("type"), f"{name}: the type of a part")
-    return _part(part, name, kinds) if kind in kinds else f"[{kind} left out: this model takes text only]"
+    return left_out(kind) if kind and kind not in kinds else _part(part, name, kinds)
+
+
+def left_out(kind: str) -> str:
+    """What the policy reads in place of a part that is no text."""
+    return f"[{kind:.80} left out: this model takes text only]"
 
 
 def _part(part: Mapping[str, Any], name: str, kinds: Iterable[str]) -> str:

@@ -20,9 +20,9 @@ from gyre.trajectory.dialects.reading import (
     flag_of,
     function,
     model_of,
+    noted_texts,
     objects,
     request,
-    result_texts,
     text_of,
     texts,
 )
@@ -188,7 +188,7 @@ def _other(item: Mapping[str, Any]) -> Message:
     """A message of the harness, or what a tool gave back."""
     kind = item.get("type", "message")
     if kind in OUTPUTS:
-        content = result_texts(item.get("output"), "output", kinds=TEXT_KINDS)
+        content = noted_texts(item.get("output"), "output", kinds=TEXT_KINDS)
         return Message("tool", content, tool_call_id=text_of(item.get("call_id"), "call_id"))
     if kind != "message":
         raise BadInput(f"input: an item of type {kind!r:.40} is not served")
@@ -196,7 +196,8 @@ def _other(item: Mapping[str, Any]) -> Message:
     role = item.get("role")
     if not isinstance(role, str) or role not in roles:
         raise BadInput(f"input: role {role!r:.40} is not one of system, developer, user, assistant")
-    return Message(roles[role], texts(item.get("content"), "content", kinds=TEXT_KINDS))
+    read = noted_texts if role == "user" else texts
+    return Message(roles[role], read(item.get("content"), "content", kinds=TEXT_KINDS))
 
 
 def _call(item: Mapping[str, Any]) -> ToolCall:
