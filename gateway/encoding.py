@@ -22,7 +22,8 @@ LONG_HEAD = 4_000
 """Characters; shorter heads are not worth their place."""
 LONG_LINE = 400
 """Characters; shorter lines are kept together with those around them."""
-KEPT_PIECES = 512
+KEPT_PIECES, LONGEST_KEPT = 512, 100_000
+"""Pieces, and characters of one: no more than some 100 MB, whatever tools give back."""
 PROBES = ("word", " word", "\nword", "  ", "1", "é", "{")
 """Beginnings and ends that tokenizers treat apart: with and without space, line ends, digits, letters."""
 LINE_END = re.compile(r"\n(?=[!-~])")
@@ -57,7 +58,8 @@ class Encoder:
         if end < LONG_HEAD:
             return self._whole(text)
         head = filter(None, _pieces(text[:end])) if self._by_lines else [text[:end]]
-        return np.concatenate([*map(self._piece, head), self._whole(text[end:])])
+        kept = (self._piece(each) if len(each) <= LONGEST_KEPT else self._whole(each) for each in head)
+        return np.concatenate([*kept, self._whole(text[end:])])
 
     @property
     def pieces(self) -> Any:

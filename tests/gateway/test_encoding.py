@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from gateway.encoding import LONG_HEAD, WORDS, Encoder
+from gateway.encoding import LONG_HEAD, LONGEST_KEPT, WORDS, Encoder
 from tests.gateway.tiny_model import build_tokenizer
 
 END = "<|im_end|>"
@@ -39,6 +39,14 @@ def test_a_head_is_encoded_once(tokenizer: PreTrainedTokenizerFast) -> None:
     for rest in ("one", "two", "three"):
         encoder.encode(head + rest)
     assert (encoder.pieces.misses, encoder.pieces.hits) == (1, 2)
+
+
+def test_what_is_very_long_is_not_kept(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A tool may give back megabytes, and another one the next time."""
+    encoder = Encoder(tokenizer, END)
+    text = "result " * LONGEST_KEPT + END + "x"
+    assert encoder.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert encoder.pieces.currsize == 0
 
 
 @pytest.fixture(scope="module", params=sorted(WORDS))
