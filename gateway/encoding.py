@@ -54,11 +54,16 @@ class Encoder:
 
     def encode(self, text: str) -> Ids:
         """The ids of a text, shape (num_tokens,)."""
-        end = text.find(self._cut) + len(self._cut) if self._cut and self._cut in text else 0
-        if end < LONG_HEAD:
+        cut = self._cut
+        first = text.find(cut) + len(cut) if cut and cut in text else 0
+        if cut is None or first < LONG_HEAD:
             return self._whole(text)
-        head = filter(None, _pieces(text[:end])) if self._by_lines else [text[:end]]
-        kept = (self._piece(each) if len(each) <= LONGEST_KEPT else self._whole(each) for each in head)
+        heads, end = [text[:first]], first
+        if self._by_lines:
+            # What says the end of a turn may stand in a tool's description: then more tools follow.
+            end = text.rfind(cut) + len(cut)
+            heads = [*filter(None, (*_pieces(text[:first]), *_pieces(text[first:end])))]
+        kept = (self._piece(each) if len(each) <= LONGEST_KEPT else self._whole(each) for each in heads)
         return np.concatenate([*kept, self._whole(text[end:])])
 
     @property

@@ -91,6 +91,16 @@ def test_tools_are_encoded_once_for_all_tasks(by_words: PreTrainedTokenizerFast)
     assert (encoder.pieces.misses, encoder.pieces.hits) == (20 + 2 + 1, 20 + 1)
 
 
+def test_tools_that_say_the_end_of_a_turn_are_encoded_once(by_words: PreTrainedTokenizerFast) -> None:
+    """And so is the task, which executions of a group share."""
+    encoder = Encoder(by_words, END)
+    tools = "\n".join("{" + "a" * 5_000 + f"{END}{number}" + "}" for number in range(3))
+    for execution in range(3):
+        text = f"# Tools\n{tools}\n{END}\ndo it{END}\nas {execution}"
+        assert encoder.encode(text).tolist() == by_words.encode(text)
+    assert encoder.pieces.hits == 2 * encoder.pieces.misses
+
+
 def test_where_a_word_may_go_on_behind_a_line_end_no_line_is_cut(tokenizer: PreTrainedTokenizerFast) -> None:
     """GPT-2's words: of several line ends only the last stands alone, and only if something follows."""
     encoder = Encoder(tokenizer, END)
