@@ -278,7 +278,7 @@ def test_what_is_sampled_for_a_sealed_attempt_is_let_go(
         b'{"messages": []}',
         b'{"messages": [3]}',
         b'{"messages": [{"role": "king", "content": "x"}]}',
-        b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+        b'{"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}',
         b'{"messages": [{"role": "user", "content": 7}]}',
         b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}',
         b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "x"}]}',
