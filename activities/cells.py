@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from db import cells, run_state, waits
-from db.models import Cell
+from db.models import CellRow
 from db.session import transaction
 from gyre.contracts.errors import CellRefused, EngineFailed
 from gyre.contracts.ids import CellId, run_of
@@ -72,7 +72,7 @@ class CellControlActivities:
 
     def _read(self, given: CellRef) -> CellState | None:
         with transaction(self.database) as session:
-            row = session.get(Cell, given.cell_id)
+            row = session.get(CellRow, given.cell_id)
             if row is None or row.engine_url is None:
                 waits.begin(
                     session,
@@ -143,7 +143,7 @@ class CellActivities:
             run_state.mark_published(session, run, result.version, result.num_bytes)
 
 
-def state_of(row: Cell) -> CellState:
+def state_of(row: CellRow) -> CellState:
     return CellState(
         cell_id=row.id, role=CellRole(row.role), epoch=row.epoch, version=row.engine_version or 0
     )

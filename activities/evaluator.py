@@ -12,7 +12,8 @@ from activities.harness import sandbox_limits
 from activities.tasks import task_folder
 from db import evaluations, harnesses, snapshots
 from db.harnesses import TaskOfExecution
-from db.models import Reward, Snapshot
+from db.models import RewardRow, SnapshotRow
+from db.object_store import BlobStore
 from db.session import transaction
 from gyre.contracts.errors import EvaluatorFailed, SnapshotFailed
 from gyre.contracts.ids import EvaluationId, ExecutionId, SnapshotId
@@ -20,9 +21,8 @@ from gyre.contracts.messages import EvaluateInput, EvaluateResult
 from gyre.contracts.processes import WorkerBoot
 from gyre.durable.activities import EVALUATE_SNAPSHOT
 from gyre.durable.failures import translated
-from gyre.sandbox.evaluate import EvaluationFailure, EvaluationOutcome, evaluate
 from gyre.settings import Services
-from gyre.store import BlobStore
+from sandbox.evaluate import EvaluationFailure, EvaluationOutcome, evaluate
 
 
 class EvaluatorActivities:
@@ -63,7 +63,7 @@ class EvaluatorActivities:
 
     def _open(
         self, given: EvaluateInput, evaluation: EvaluationId, execution: ExecutionId
-    ) -> tuple[Reward | None, Snapshot, TaskOfExecution]:
+    ) -> tuple[RewardRow | None, SnapshotRow, TaskOfExecution]:
         snapshot = SnapshotId(given.snapshot_id)
         with transaction(self._database) as session:
             row = snapshots.get(session, snapshot)
@@ -76,7 +76,7 @@ class EvaluatorActivities:
             return evaluations.reward_of(session, evaluation), row, task
 
     def _try(
-        self, given: EvaluateInput, evaluation: EvaluationId, row: Snapshot, task: TaskOfExecution
+        self, given: EvaluateInput, evaluation: EvaluationId, row: SnapshotRow, task: TaskOfExecution
     ) -> EvaluationOutcome:
         scratch = Path(self._boot.state_dir) / "evaluations"
         scratch.mkdir(parents=True, exist_ok=True)

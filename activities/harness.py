@@ -29,8 +29,9 @@ from gyre.contracts.processes import WorkerBoot, gateway_of
 from gyre.contracts.tokens import attempt_token
 from gyre.durable.activities import PROVISION_WORKSPACE, RUN_HARNESS, SEAL_ATTEMPT
 from gyre.durable.failures import translated
-from gyre.sandbox import adapters, workspace
-from gyre.sandbox.attempts import (
+from gyre.settings import Services
+from sandbox import adapters, workspace
+from sandbox.attempts import (
     HarnessSpec,
     HarnessStatus,
     Limits,
@@ -39,7 +40,6 @@ from gyre.sandbox.attempts import (
     poll,
     start_or_attach,
 )
-from gyre.settings import Services
 
 HEARTBEAT_S = 1.0
 SHORTEST_LOOK_S, LONGEST_LOOK_S, LOOK_SHARE = 0.05, 0.5, 0.02

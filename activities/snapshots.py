@@ -8,7 +8,8 @@ from temporalio import activity
 
 from activities.beating import beating
 from db import harnesses, snapshots
-from db.models import Snapshot
+from db.models import SnapshotRow
+from db.object_store import BlobStore
 from db.session import transaction
 from gyre.contracts.errors import SnapshotFailed, WorkspaceUnusable
 from gyre.contracts.ids import AttemptId, execution_of
@@ -16,11 +17,10 @@ from gyre.contracts.messages import SnapshotInput, SnapshotResult
 from gyre.contracts.processes import WorkerBoot
 from gyre.durable.activities import TAKE_SNAPSHOT
 from gyre.durable.failures import translated
-from gyre.sandbox import snapshot, workspace
-from gyre.sandbox.attempts import attempt_directory, poll
-from gyre.sandbox.deadline import Deadline
 from gyre.settings import Services
-from gyre.store import BlobStore
+from sandbox import snapshot, workspace
+from sandbox.attempts import attempt_directory, poll
+from sandbox.deadline import Deadline
 
 ARCHIVE = "archive-"
 SLOW_TRIES = 3
@@ -58,12 +58,12 @@ class SnapshotActivities:
             workspace.remove(folder)
         return _result(row)
 
-    def _saved(self, attempt: AttemptId) -> Snapshot | None:
+    def _saved(self, attempt: AttemptId) -> SnapshotRow | None:
         with transaction(self._database) as session:
             snapshots.require_sealed(session, attempt)
             return snapshots.of_attempt(session, attempt)
 
-    def _take_once(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> Snapshot:
+    def _take_once(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> SnapshotRow:
         """A try that timed out may end after all: it saves the work and removes it under this one."""
         try:
             return self._take(attempt, directory, deadline)
@@ -72,7 +72,7 @@ class SnapshotActivities:
                 raise
             return row
 
-    def _take(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> Snapshot:
+    def _take(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> SnapshotRow:
         if poll(directory).state in ("starting", "running"):
             raise SnapshotFailed(f"processes of {attempt} are still there; it has to be sealed first")
         if not (directory / "provisioned.json").exists():
@@ -98,7 +98,7 @@ class SnapshotActivities:
             )
 
 
-def _result(row: Snapshot) -> SnapshotResult:
+def _result(row: SnapshotRow) -> SnapshotResult:
     return SnapshotResult(
         snapshot_id=row.id,
         num_files=row.num_files,

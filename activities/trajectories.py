@@ -11,7 +11,7 @@ from temporalio import activity
 
 from db import batches, groups, run_state
 from db.batches import NodeRow, Scored
-from db.models import Batch, BatchExecution, MicroStep, Trajectory
+from db.models import BatchExecutionRow, BatchRow, MicroStepRow, TrajectoryRow
 from db.session import transaction
 from gyre.contracts.ids import BatchId, RunId, batch_id
 from gyre.contracts.messages import OpenBatchInput, OpenBatchResult
@@ -58,7 +58,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
     executions = _executions(name, scored, paths, config, placeholders)
     packed = _packed(_items(trees, paths), executions, config)
     micro_steps = [
-        MicroStep(
+        MicroStepRow(
             batch_id=name,
             index=index,
             kind=step.kind,
@@ -68,7 +68,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
         )
         for index, step in enumerate(packed)
     ]
-    batch = Batch(id=name, run_id=given.run, version=given.version, num_executions=len(scored))
+    batch = BatchRow(id=name, run_id=given.run, version=given.version, num_executions=len(scored))
     batches.write(session, batch, ready, executions, trajectories, micro_steps)
     return OpenBatchResult(
         batch_id=name,
@@ -119,9 +119,9 @@ def _node(row: NodeRow) -> Node:
     )
 
 
-def _trajectories(batch: BatchId, paths: Mapping[str, Sequence[Path]]) -> list[Trajectory]:
+def _trajectories(batch: BatchId, paths: Mapping[str, Sequence[Path]]) -> list[TrajectoryRow]:
     return [
-        Trajectory(
+        TrajectoryRow(
             id=_trajectory_id(execution, index),
             execution_id=execution,
             batch_id=batch,
@@ -146,7 +146,7 @@ def _items(trees: Mapping[str, Sequence[Node]], paths: Mapping[str, Sequence[Pat
             yield Item(_trajectory_id(execution, index), execution, computed)
 
 
-def _packed(items: Iterable[Item], executions: Sequence[BatchExecution], config: RunFile) -> list[Packed]:
+def _packed(items: Iterable[Item], executions: Sequence[BatchExecutionRow], config: RunFile) -> list[Packed]:
     """Micro-steps. Executions without a gradient have their own, which cost nothing: in those of others they
     would take up room."""
     trained, rest = list[Item](), list[Item]()
@@ -168,7 +168,7 @@ def _executions(
     paths: Mapping[str, Sequence[Path]],
     config: RunFile,
     placeholders: Mapping[str, int],
-) -> list[BatchExecution]:
+) -> list[BatchExecutionRow]:
     by_group: dict[str, dict[str, float]] = defaultdict(dict)
     for each in scored:
         by_group[each.group_id][each.execution_id] = each.reward
@@ -180,7 +180,7 @@ def _executions(
             num_placeholders=placeholders.get(group, 0),
         )
     return [
-        BatchExecution(
+        BatchExecutionRow(
             batch_id=batch,
             execution_id=each.execution_id,
             reward_id=each.reward_id,

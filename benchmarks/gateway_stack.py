@@ -21,15 +21,15 @@ from sqlalchemy.orm import Session
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from app.stack import postgres
+from app.stack.ports import HOST, accepts, choose_port
 from benchmarks.gateway_conversation import ANSWER, source_text
 from db import migrate
-from db.models import Attempt, Cell, Execution, QueryGroup, Run, RunConfig, Task
+from db.models import AttemptRow, CellRow, ExecutionRow, QueryGroupRow, RunConfigRow, RunRow, TaskRow
 from db.session import connect, transaction
 from gyre.contracts.ids import AttemptId, RunId, attempt_id, cell_id, execution_id, group_id, task_id
 from gyre.contracts.processes import GatewayAddress, GatewayBoot, gateway_of
 from gyre.contracts.tokens import attempt_of_token, attempt_token
-from gyre.stack import postgres
-from gyre.stack.ports import HOST, accepts, choose_port
 
 RUN, SECRET = RunId("bench"), b"secret of the benchmark"
 GROUP_SIZE = 8
@@ -227,11 +227,11 @@ def _add_run(session: Session, model: Path, engine_url: str) -> None:
         "limits": {"calls": 2_000, "concurrent_calls": 16, "body_bytes": 32 << 20},
         "harness": {"name": "claude-code"},
     }
-    session.add(Run(id=RUN, secret=SECRET))
+    session.add(RunRow(id=RUN, secret=SECRET))
     session.flush()
-    session.add(RunConfig(run_id=RUN, revision=0, resolved=resolved, fingerprint="-"))
-    session.add(Task(id=task_id(RUN, "t"), run_id=RUN, name="t", split="train", path="-", sha256="-"))
-    session.add(Cell(id=cell_id(RUN, 0), run_id=RUN, index=0, capacity=1_152, engine_url=engine_url))
+    session.add(RunConfigRow(run_id=RUN, revision=0, resolved=resolved, fingerprint="-"))
+    session.add(TaskRow(id=task_id(RUN, "t"), run_id=RUN, name="t", split="train", path="-", sha256="-"))
+    session.add(CellRow(id=cell_id(RUN, 0), run_id=RUN, index=0, capacity=1_152, engine_url=engine_url))
 
 
 def _add_attempts(session: Session, numbers: range) -> list[str]:
@@ -239,7 +239,7 @@ def _add_attempts(session: Session, numbers: range) -> list[str]:
     groups = sorted({number // GROUP_SIZE for number in numbers})
     task, size = task_id(RUN, "t"), GROUP_SIZE
     session.execute(
-        insert(QueryGroup),
+        insert(QueryGroupRow),
         [
             {
                 "id": group_id(RUN, g),
@@ -254,7 +254,7 @@ def _add_attempts(session: Session, numbers: range) -> list[str]:
     )
     executions = [(execution_id(group_id(RUN, n // GROUP_SIZE), n % GROUP_SIZE), n) for n in numbers]
     session.execute(
-        insert(Execution),
+        insert(ExecutionRow),
         [
             {"id": name, "group_id": group_id(RUN, n // GROUP_SIZE), "run_id": RUN, "index": n % GROUP_SIZE}
             for name, n in executions
@@ -262,7 +262,7 @@ def _add_attempts(session: Session, numbers: range) -> list[str]:
     )
     names = [attempt_id(name, 1) for name, _ in executions]
     session.execute(
-        insert(Attempt),
+        insert(AttemptRow),
         [
             {
                 "id": attempt,

@@ -4,21 +4,21 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db.models import Attempt, Execution, ModelCall
+from db.models import AttemptRow, ExecutionRow, ModelCallRow
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id, run_of
 from gyre.contracts.lifecycle import AttemptStatus, CallStatus, EndReason, ExecutionStatus
 
 
-def latest(session: Session, execution: ExecutionId) -> Attempt | None:
+def latest(session: Session, execution: ExecutionId) -> AttemptRow | None:
     """The execution's newest attempt."""
-    query = select(Attempt).where(Attempt.execution_id == execution).order_by(Attempt.number.desc())
+    query = select(AttemptRow).where(AttemptRow.execution_id == execution).order_by(AttemptRow.number.desc())
     return session.scalars(query.limit(1)).first()
 
 
-def open_attempt(session: Session, execution: ExecutionId, number: int, host: str) -> Attempt:
+def open_attempt(session: Session, execution: ExecutionId, number: int, host: str) -> AttemptRow:
     """Open attempt ``number`` (again: returns the row as it is). Raises Fenced if the execution ended."""
-    row = session.get(Execution, execution, with_for_update={"key_share": True})
+    row = session.get(ExecutionRow, execution, with_for_update={"key_share": True})
     if row is None or row.status == ExecutionStatus.TERMINAL:
         raise Fenced(f"{execution} is terminal, so no attempt can be opened")
     if row.status == ExecutionStatus.PENDING:
@@ -26,19 +26,19 @@ def open_attempt(session: Session, execution: ExecutionId, number: int, host: st
     name = attempt_id(execution, number)
     values = {"id": name, "execution_id": execution, "run_id": run_of(execution)}
     session.execute(
-        insert(Attempt)
+        insert(AttemptRow)
         .values(**values, number=number, host=host, status=AttemptStatus.OPEN)
         .on_conflict_do_nothing()
     )
-    return session.get_one(Attempt, name)
+    return session.get_one(AttemptRow, name)
 
 
-def lock_open(session: Session, attempt: AttemptId) -> Attempt:
+def lock_open(session: Session, attempt: AttemptId) -> AttemptRow:
     """Hold the open row FOR SHARE until the transaction ends, so that a seal waits for the write.
 
     Raises Fenced when the attempt is sealed or unknown.
     """
-    query = select(Attempt).where(Attempt.id == attempt).with_for_update(read=True)
+    query = select(AttemptRow).where(AttemptRow.id == attempt).with_for_update(read=True)
     row = session.scalars(query.execution_options(populate_existing=True)).first()
     if row is None or row.status != AttemptStatus.OPEN:
         raise Fenced(f"{attempt} is sealed: nothing can be recorded for it any more")
@@ -60,8 +60,8 @@ def seal(
     noted once, so that the next attempt can open.
     """
     sealed = session.execute(
-        update(Attempt)
-        .where(Attempt.id == attempt, Attempt.status == AttemptStatus.OPEN)
+        update(AttemptRow)
+        .where(AttemptRow.id == attempt, AttemptRow.status == AttemptStatus.OPEN)
         .values(
             status=AttemptStatus.SEALED,
             end_reason=reason,
@@ -69,28 +69,32 @@ def seal(
             failure=failure,
             sealed_at=func.now(),
         )
-        .returning(Attempt.id)
+        .returning(AttemptRow.id)
     )
     if sealed.first() is not None:
         _fail_calls(session, attempt)
         return True
     if failure is not None:
         session.execute(
-            update(Attempt).where(Attempt.id == attempt, Attempt.failure.is_(None)).values(failure=failure)
+            update(AttemptRow)
+            .where(AttemptRow.id == attempt, AttemptRow.failure.is_(None))
+            .values(failure=failure)
         )
     return False
 
 
 def seal_all(session: Session, execution: ExecutionId, failure: str) -> None:
     """Close whatever attempt of the execution is still open, as one that was cancelled."""
-    query = select(Attempt.id).where(Attempt.execution_id == execution, Attempt.status == AttemptStatus.OPEN)
+    query = select(AttemptRow.id).where(
+        AttemptRow.execution_id == execution, AttemptRow.status == AttemptStatus.OPEN
+    )
     for attempt in session.scalars(query).all():
         seal(session, AttemptId(attempt), EndReason.CANCELLED, failure=failure)
 
 
 def _fail_calls(session: Session, attempt: AttemptId) -> None:
     session.execute(
-        update(ModelCall)
-        .where(ModelCall.attempt_id == attempt, ModelCall.status == CallStatus.IN_FLIGHT)
+        update(ModelCallRow)
+        .where(ModelCallRow.attempt_id == attempt, ModelCallRow.status == CallStatus.IN_FLIGHT)
         .values(status=CallStatus.FAILED, failure="sealed", lease_owner=None, lease_expires_at=None)
     )

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 
-class GroupRow(NamedTuple):
+class AuditGroup(NamedTuple):
     id: str
     purpose: str
     size: int
@@ -22,7 +22,7 @@ class GroupRow(NamedTuple):
     dispatched_at: datetime
 
 
-class ExecutionRow(NamedTuple):
+class AuditExecution(NamedTuple):
     id: str
     group_id: str
     status: str
@@ -31,7 +31,7 @@ class ExecutionRow(NamedTuple):
     terminal_at: datetime | None
 
 
-class AttemptRow(NamedTuple):
+class AuditAttempt(NamedTuple):
     id: str
     execution_id: str
     number: int
@@ -40,7 +40,7 @@ class AttemptRow(NamedTuple):
     failure: str | None
 
 
-class CallRow(NamedTuple):
+class AuditCall(NamedTuple):
     id: str
     attempt_id: str
     execution_id: str
@@ -56,7 +56,7 @@ class CallRow(NamedTuple):
     failure: str | None
 
 
-class SpanRow(NamedTuple):
+class AuditSpan(NamedTuple):
     """The policy versions that sampled a committed call: ``[[version, num_tokens], ...]``."""
 
     call_id: str
@@ -64,13 +64,13 @@ class SpanRow(NamedTuple):
     mixed_kv_tokens: int
 
 
-class AbortRow(NamedTuple):
+class AuditAbort(NamedTuple):
     attempt_id: str
     call_id: str
     num_tokens: int
 
 
-class NodeRow(NamedTuple):
+class AuditNode(NamedTuple):
     id: str
     attempt_id: str
     call_id: str
@@ -85,7 +85,7 @@ class NodeRow(NamedTuple):
     mixed_kv_tokens: int
 
 
-class RewardRow(NamedTuple):
+class AuditReward(NamedTuple):
     id: str
     execution_id: str
     evaluation_id: str | None
@@ -94,14 +94,14 @@ class RewardRow(NamedTuple):
     evaluation_execution_id: str | None
 
 
-class BatchRow(NamedTuple):
+class AuditBatch(NamedTuple):
     id: str
     version: int
     status: str
     num_executions: int
 
 
-class BatchExecutionRow(NamedTuple):
+class AuditBatchExecution(NamedTuple):
     batch_id: str
     execution_id: str
     reward_id: str
@@ -109,7 +109,7 @@ class BatchExecutionRow(NamedTuple):
     num_targets: int
 
 
-class TrajectoryRow(NamedTuple):
+class AuditTrajectory(NamedTuple):
     id: str
     execution_id: str
     batch_id: str
@@ -119,7 +119,7 @@ class TrajectoryRow(NamedTuple):
     target_node_ids: list[str]
 
 
-class MicroStepRow(NamedTuple):
+class AuditMicroStep(NamedTuple):
     batch_id: str
     number: int
     kind: str
@@ -127,14 +127,14 @@ class MicroStepRow(NamedTuple):
     trajectory_ids: list[str]
 
 
-class ContributionRow(NamedTuple):
+class AuditContribution(NamedTuple):
     id: str
     batch_id: str
     status: str
     micro_steps: list[int]
 
 
-class VersionRow(NamedTuple):
+class AuditVersion(NamedTuple):
     version: int
     sha256: str
     batch_id: str | None
@@ -143,7 +143,7 @@ class VersionRow(NamedTuple):
     weights_key: str
 
 
-class BlobRow(NamedTuple):
+class AuditBlob(NamedTuple):
     """An object the run needs, and the row that needs it."""
 
     owner: str
@@ -153,12 +153,12 @@ class BlobRow(NamedTuple):
     status: str
 
 
-class CellRow(NamedTuple):
+class AuditCell(NamedTuple):
     id: str
     capacity: int
 
 
-class TransitionRow(NamedTuple):
+class AuditTransition(NamedTuple):
     id: int
     cell_id: str
     from_role: str
@@ -173,22 +173,22 @@ class RunRows:
     status: str
     config: dict[str, Any]
     """The newest resolved run file."""
-    groups: list[GroupRow]
-    executions: list[ExecutionRow]
-    attempts: list[AttemptRow]
-    calls: list[CallRow]
-    spans: list[SpanRow]
-    aborts: list[AbortRow]
-    rewards: list[RewardRow]
-    batches: list[BatchRow]
-    batch_executions: list[BatchExecutionRow]
-    trajectories: list[TrajectoryRow]
-    micro_steps: list[MicroStepRow]
-    contributions: list[ContributionRow]
-    versions: list[VersionRow]
-    blobs: list[BlobRow]
-    cells: list[CellRow]
-    transitions: list[TransitionRow]
+    groups: list[AuditGroup]
+    executions: list[AuditExecution]
+    attempts: list[AuditAttempt]
+    calls: list[AuditCall]
+    spans: list[AuditSpan]
+    aborts: list[AuditAbort]
+    rewards: list[AuditReward]
+    batches: list[AuditBatch]
+    batch_executions: list[AuditBatchExecution]
+    trajectories: list[AuditTrajectory]
+    micro_steps: list[AuditMicroStep]
+    contributions: list[AuditContribution]
+    versions: list[AuditVersion]
+    blobs: list[AuditBlob]
+    cells: list[AuditCell]
+    transitions: list[AuditTransition]
 
 
 GROUPS = """
@@ -310,28 +310,28 @@ def read_run(session: Session, run: str) -> RunRows | None:
     return RunRows(
         status=head[0],
         config=head[1],
-        groups=of_run(GroupRow, GROUPS),
-        executions=of_run(ExecutionRow, EXECUTIONS),
-        attempts=of_run(AttemptRow, ATTEMPTS),
-        calls=of_run(CallRow, CALLS),
-        spans=of_run(SpanRow, SPANS),
-        aborts=of_run(AbortRow, ABORTS),
-        rewards=of_run(RewardRow, REWARDS),
-        batches=of_run(BatchRow, BATCHES),
-        batch_executions=of_run(BatchExecutionRow, BATCH_EXECUTIONS),
-        trajectories=of_run(TrajectoryRow, TRAJECTORIES),
-        micro_steps=of_run(MicroStepRow, MICRO_STEPS),
-        contributions=of_run(ContributionRow, CONTRIBUTIONS),
-        versions=of_run(VersionRow, VERSIONS),
-        blobs=of_run(BlobRow, BLOBS),
-        cells=of_run(CellRow, CELLS),
-        transitions=of_run(TransitionRow, TRANSITIONS),
+        groups=of_run(AuditGroup, GROUPS),
+        executions=of_run(AuditExecution, EXECUTIONS),
+        attempts=of_run(AuditAttempt, ATTEMPTS),
+        calls=of_run(AuditCall, CALLS),
+        spans=of_run(AuditSpan, SPANS),
+        aborts=of_run(AuditAbort, ABORTS),
+        rewards=of_run(AuditReward, REWARDS),
+        batches=of_run(AuditBatch, BATCHES),
+        batch_executions=of_run(AuditBatchExecution, BATCH_EXECUTIONS),
+        trajectories=of_run(AuditTrajectory, TRAJECTORIES),
+        micro_steps=of_run(AuditMicroStep, MICRO_STEPS),
+        contributions=of_run(AuditContribution, CONTRIBUTIONS),
+        versions=of_run(AuditVersion, VERSIONS),
+        blobs=of_run(AuditBlob, BLOBS),
+        cells=of_run(AuditCell, CELLS),
+        transitions=of_run(AuditTransition, TRANSITIONS),
     )
 
 
-def nodes_of(session: Session, execution: str) -> list[NodeRow]:
+def nodes_of(session: Session, execution: str) -> list[AuditNode]:
     """The tree nodes of all attempts of an execution, token ids and log-probabilities included."""
-    return _read(session, NodeRow, NODES, execution=execution)
+    return _read(session, AuditNode, NODES, execution=execution)
 
 
 def _read(session: Session, kind: type[R], statement: str, **values: str) -> list[R]:

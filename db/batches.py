@@ -8,17 +8,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
 
 from db.models import (
-    Attempt,
-    Batch,
-    BatchExecution,
-    Execution,
-    MicroStep,
-    ModelCall,
-    QueryGroup,
-    Reward,
-    Snapshot,
-    Trajectory,
-    TreeNode,
+    AttemptRow,
+    BatchExecutionRow,
+    BatchRow,
+    ExecutionRow,
+    MicroStepRow,
+    ModelCallRow,
+    QueryGroupRow,
+    RewardRow,
+    SnapshotRow,
+    TrajectoryRow,
+    TreeNodeRow,
 )
 from gyre.contracts.ids import BatchId
 from gyre.contracts.lifecycle import GROUP, Disposition, GroupStatus, NodeKind, Purpose, advance
@@ -48,20 +48,20 @@ class NodeRow:
     role: str
 
 
-def existing(session: Session, batch: BatchId) -> Batch | None:
-    return session.get(Batch, batch)
+def existing(session: Session, batch: BatchId) -> BatchRow | None:
+    return session.get(BatchRow, batch)
 
 
-def claim_ready_groups(session: Session, run: str, count: int) -> list[QueryGroup]:
+def claim_ready_groups(session: Session, run: str, count: int) -> list[QueryGroupRow]:
     """The ``count`` oldest ready train groups, locked; empty if there are fewer."""
     query = (
-        select(QueryGroup)
+        select(QueryGroupRow)
         .where(
-            QueryGroup.run_id == run,
-            QueryGroup.purpose == Purpose.TRAIN,
-            QueryGroup.status == GroupStatus.READY,
+            QueryGroupRow.run_id == run,
+            QueryGroupRow.purpose == Purpose.TRAIN,
+            QueryGroupRow.status == GroupStatus.READY,
         )
-        .order_by(QueryGroup.index)
+        .order_by(QueryGroupRow.index)
         .limit(count)
         .with_for_update()
     )
@@ -69,24 +69,24 @@ def claim_ready_groups(session: Session, run: str, count: int) -> list[QueryGrou
     return groups if len(groups) == count else []
 
 
-def scored_of(session: Session, groups: Iterable[QueryGroup]) -> list[Scored]:
+def scored_of(session: Session, groups: Iterable[QueryGroupRow]) -> list[Scored]:
     """Scored executions of the groups with their current rewards, in id order of group and execution."""
     query = (
-        select(Execution.id, Execution.group_id, Reward.id, Reward.value)
-        .join(Reward, Reward.id == Execution.reward_id)
-        .join(QueryGroup, QueryGroup.id == Execution.group_id)
-        .where(Execution.group_id.in_([group.id for group in groups]))
-        .where(Execution.disposition == Disposition.SCORED)
-        .order_by(QueryGroup.index, Execution.index)
+        select(ExecutionRow.id, ExecutionRow.group_id, RewardRow.id, RewardRow.value)
+        .join(RewardRow, RewardRow.id == ExecutionRow.reward_id)
+        .join(QueryGroupRow, QueryGroupRow.id == ExecutionRow.group_id)
+        .where(ExecutionRow.group_id.in_([group.id for group in groups]))
+        .where(ExecutionRow.disposition == Disposition.SCORED)
+        .order_by(QueryGroupRow.index, ExecutionRow.index)
     )
     return [Scored(row[0], row[1], row[2], row[3]) for row in session.execute(query)]
 
 
-def num_placeholders(session: Session, groups: Iterable[QueryGroup]) -> dict[str, int]:
+def num_placeholders(session: Session, groups: Iterable[QueryGroupRow]) -> dict[str, int]:
     """Placeholder executions by group."""
-    query = select(Execution.group_id).where(
-        Execution.group_id.in_([group.id for group in groups]),
-        Execution.disposition == Disposition.PLACEHOLDER,
+    query = select(ExecutionRow.group_id).where(
+        ExecutionRow.group_id.in_([group.id for group in groups]),
+        ExecutionRow.disposition == Disposition.PLACEHOLDER,
     )
     counts: dict[str, int] = defaultdict(int)
     for group in session.scalars(query):
@@ -96,15 +96,15 @@ def num_placeholders(session: Session, groups: Iterable[QueryGroup]) -> dict[str
 
 def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[NodeRow]]:
     """Trees of the attempts that were scored, by execution: the newest attempt with a snapshot."""
-    later = aliased(Attempt)
+    later = aliased(AttemptRow)
     newest = (
-        select(Attempt.execution_id, Attempt.id)
-        .join(Snapshot, Snapshot.attempt_id == Attempt.id)
-        .where(Attempt.execution_id.in_(executions))
+        select(AttemptRow.execution_id, AttemptRow.id)
+        .join(SnapshotRow, SnapshotRow.attempt_id == AttemptRow.id)
+        .where(AttemptRow.execution_id.in_(executions))
         .where(
             ~select(later.id)
-            .join(Snapshot, Snapshot.attempt_id == later.id)
-            .where(later.execution_id == Attempt.execution_id, later.number > Attempt.number)
+            .join(SnapshotRow, SnapshotRow.attempt_id == later.id)
+            .where(later.execution_id == AttemptRow.execution_id, later.number > AttemptRow.number)
             .exists()
         )
         .subquery()
@@ -112,17 +112,17 @@ def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[Node
     query = (
         select(
             newest.c.execution_id,
-            TreeNode.id,
-            TreeNode.parent_id,
-            TreeNode.parent_offset,
-            TreeNode.position,
-            TreeNode.num_tokens,
-            TreeNode.kind,
-            ModelCall.role,
+            TreeNodeRow.id,
+            TreeNodeRow.parent_id,
+            TreeNodeRow.parent_offset,
+            TreeNodeRow.position,
+            TreeNodeRow.num_tokens,
+            TreeNodeRow.kind,
+            ModelCallRow.role,
         )
-        .join(TreeNode, TreeNode.attempt_id == newest.c.id)
-        .join(ModelCall, ModelCall.id == TreeNode.call_id)
-        .order_by(TreeNode.attempt_id, TreeNode.index)
+        .join(TreeNodeRow, TreeNodeRow.attempt_id == newest.c.id)
+        .join(ModelCallRow, ModelCallRow.id == TreeNodeRow.call_id)
+        .order_by(TreeNodeRow.attempt_id, TreeNodeRow.index)
     )
     trees: dict[str, list[NodeRow]] = defaultdict(list)
     for execution, name, parent, offset, position, tokens, kind, role in session.execute(query):
@@ -133,11 +133,11 @@ def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[Node
 
 def write(
     session: Session,
-    batch: Batch,
-    groups: Sequence[QueryGroup],
-    executions: Sequence[BatchExecution],
-    trajectories: Sequence[Trajectory],
-    micro_steps: Sequence[MicroStep],
+    batch: BatchRow,
+    groups: Sequence[QueryGroupRow],
+    executions: Sequence[BatchExecutionRow],
+    trajectories: Sequence[TrajectoryRow],
+    micro_steps: Sequence[MicroStepRow],
 ) -> None:
     """Store the batch and assign its groups: from here on it can be trained, and trained again."""
     session.add(batch)

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.orm import Session
 
 from db import attempts
-from db.models import Attempt, Execution, ModelCall, QueryGroup, Run, TreeNode
+from db.models import AttemptRow, ExecutionRow, ModelCallRow, QueryGroupRow, RunRow, TreeNodeRow
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId, CallId, RunId, call_id, node_id
 from gyre.contracts.lifecycle import CallStatus, NodeKind
@@ -76,7 +76,7 @@ class AttemptFacts:
 
 def run_secret(session: Session, run: RunId) -> bytes:
     """The HMAC key of a run's attempt tokens. Raises BadInput for an unknown run."""
-    secret = session.scalars(select(Run.secret).where(Run.id == run)).first()
+    secret = session.scalars(select(RunRow.secret).where(RunRow.id == run)).first()
     if secret is None:
         raise BadInput(f"no run {run!r} in this database")
     return secret
@@ -84,38 +84,40 @@ def run_secret(session: Session, run: RunId) -> bytes:
 
 def attempt_facts(session: Session, attempt: AttemptId) -> AttemptFacts | None:
     """What the gateway must know of an attempt; None if there is no such attempt."""
-    has_calls = exists().where(ModelCall.attempt_id == Attempt.id)
+    has_calls = exists().where(ModelCallRow.attempt_id == AttemptRow.id)
     query = (
-        select(Attempt.number, Attempt.execution_id, QueryGroup.purpose, Attempt.status, has_calls)
-        .join(Execution, Execution.id == Attempt.execution_id)
-        .join(QueryGroup, QueryGroup.id == Execution.group_id)
-        .where(Attempt.id == attempt)
+        select(
+            AttemptRow.number, AttemptRow.execution_id, QueryGroupRow.purpose, AttemptRow.status, has_calls
+        )
+        .join(ExecutionRow, ExecutionRow.id == AttemptRow.execution_id)
+        .join(QueryGroupRow, QueryGroupRow.id == ExecutionRow.group_id)
+        .where(AttemptRow.id == attempt)
     )
     row = session.execute(query).first()
     return AttemptFacts(*row) if row else None
 
 
-def nodes(session: Session, attempt: AttemptId) -> Sequence[TreeNode]:
+def nodes(session: Session, attempt: AttemptId) -> Sequence[TreeNodeRow]:
     """The attempt's tree, parents before children."""
-    query = select(TreeNode).where(TreeNode.attempt_id == attempt).order_by(TreeNode.index)
+    query = select(TreeNodeRow).where(TreeNodeRow.attempt_id == attempt).order_by(TreeNodeRow.index)
     return session.scalars(query).all()
 
 
 def next_node_index(session: Session, attempt: AttemptId) -> int:
     """The index that the attempt's next node has; nodes are numbered without a gap."""
-    last = session.scalar(select(func.max(TreeNode.index)).where(TreeNode.attempt_id == attempt))
+    last = session.scalar(select(func.max(TreeNodeRow.index)).where(TreeNodeRow.attempt_id == attempt))
     return 0 if last is None else last + 1
 
 
-def calls(session: Session, attempt: AttemptId) -> Sequence[ModelCall]:
+def calls(session: Session, attempt: AttemptId) -> Sequence[ModelCallRow]:
     """The attempt's calls in order."""
-    query = select(ModelCall).where(ModelCall.attempt_id == attempt).order_by(ModelCall.index)
+    query = select(ModelCallRow).where(ModelCallRow.attempt_id == attempt).order_by(ModelCallRow.index)
     return session.scalars(query).all()
 
 
-def get(session: Session, call: CallId) -> ModelCall:
+def get(session: Session, call: CallId) -> ModelCallRow:
     """One call, read afresh."""
-    return session.get_one(ModelCall, call, populate_existing=True)
+    return session.get_one(ModelCallRow, call, populate_existing=True)
 
 
 def begin(
@@ -142,12 +144,14 @@ def begin(
         "lease_expires_at": func.now() + timedelta(seconds=ttl_s),
         **{name: getattr(new, name) for name in NewCall.__slots__},
     }
-    highest = select(func.max(ModelCall.index)).where(ModelCall.attempt_id == attempt)
+    highest = select(func.max(ModelCallRow.index)).where(ModelCallRow.attempt_id == attempt)
     while True:
         last = session.scalar(highest)
         index = 0 if last is None else last + 1
         values = fixed | {"id": call_id(attempt, index), "index": index, "sampling": sampling(index)}
-        statement = upsert(ModelCall).values(**values).on_conflict_do_nothing().returning(ModelCall.index)
+        statement = (
+            upsert(ModelCallRow).values(**values).on_conflict_do_nothing().returning(ModelCallRow.index)
+        )
         # Another call of this attempt may have taken the index meanwhile; then the next one is free.
         if session.scalar(statement) is not None:
             return index
@@ -161,32 +165,32 @@ def take_over(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_
     """
     ttl = timedelta(seconds=ttl_s)
     settled = func.pg_postmaster_start_time() < func.now() - ttl
-    expired = and_(ModelCall.lease_expires_at < func.now(), settled)
+    expired = and_(ModelCallRow.lease_expires_at < func.now(), settled)
     dead = and_(
-        ModelCall.lease_owner.startswith(dead_prefix, autoescape=True), ModelCall.lease_owner != owner
+        ModelCallRow.lease_owner.startswith(dead_prefix, autoescape=True), ModelCallRow.lease_owner != owner
     )
     taken = session.execute(
-        update(ModelCall)
-        .where(ModelCall.id == call, ModelCall.status == CallStatus.IN_FLIGHT)
-        .where(or_(expired, dead, ModelCall.lease_owner == owner))
+        update(ModelCallRow)
+        .where(ModelCallRow.id == call, ModelCallRow.status == CallStatus.IN_FLIGHT)
+        .where(or_(expired, dead, ModelCallRow.lease_owner == owner))
         .values(lease_owner=owner, lease_expires_at=func.now() + ttl)
-        .returning(ModelCall.id)
+        .returning(ModelCallRow.id)
     )
     return taken.first() is not None
 
 
 def renew(session: Session, owner: str, held: Sequence[CallId], ttl_s: float) -> None:
     """Keep the leases of these calls, as far as they are in flight and this gateway's."""
-    mine = select(ModelCall.id).where(
-        ModelCall.id.in_(held),
-        ModelCall.lease_owner == owner,
-        ModelCall.status == CallStatus.IN_FLIGHT,
+    mine = select(ModelCallRow.id).where(
+        ModelCallRow.id.in_(held),
+        ModelCallRow.lease_owner == owner,
+        ModelCallRow.status == CallStatus.IN_FLIGHT,
     )
     # A row that is locked is being ended: to wait for it in the order of this list could be a deadlock.
     free = mine.with_for_update(skip_locked=True).cte()
     session.execute(
-        update(ModelCall)
-        .where(ModelCall.id == free.c.id)
+        update(ModelCallRow)
+        .where(ModelCallRow.id == free.c.id)
         .values(lease_expires_at=func.now() + timedelta(seconds=ttl_s))
     )
 
@@ -204,16 +208,18 @@ def commit(
     Raises Fenced if the attempt is sealed, IntegrityError if another gateway used a node's index.
     """
     attempts.lock_open(session, attempt)
-    held = select(ModelCall.id).where(
-        ModelCall.id == call, ModelCall.lease_owner == owner, ModelCall.status == CallStatus.IN_FLIGHT
+    held = select(ModelCallRow.id).where(
+        ModelCallRow.id == call,
+        ModelCallRow.lease_owner == owner,
+        ModelCallRow.status == CallStatus.IN_FLIGHT,
     )
     if session.scalar(held.with_for_update()) is None:
         return False
-    session.execute(insert(TreeNode), [_node_values(node, attempt, call) for node in new_nodes])
+    session.execute(insert(TreeNodeRow), [_node_values(node, attempt, call) for node in new_nodes])
     values = {name: getattr(outcome, name) for name in Outcome.__slots__ if not name.endswith("_node")}
     session.execute(
-        update(ModelCall)
-        .where(ModelCall.id == call)
+        update(ModelCallRow)
+        .where(ModelCallRow.id == call)
         .values(
             status=CallStatus.COMMITTED,
             committed_at=func.now(),
@@ -230,8 +236,12 @@ def commit(
 def fail(session: Session, call: CallId, owner: str, failure: str) -> None:
     """Give a call up. A committed one stays as it is."""
     session.execute(
-        update(ModelCall)
-        .where(ModelCall.id == call, ModelCall.lease_owner == owner, ModelCall.status == CallStatus.IN_FLIGHT)
+        update(ModelCallRow)
+        .where(
+            ModelCallRow.id == call,
+            ModelCallRow.lease_owner == owner,
+            ModelCallRow.status == CallStatus.IN_FLIGHT,
+        )
         .values(status=CallStatus.FAILED, failure=failure, lease_owner=None, lease_expires_at=None)
     )
 
@@ -243,8 +253,8 @@ def mark_delivered(session: Session, delivered: Sequence[CallId]) -> None:
     """
     session.execute(text("SET LOCAL synchronous_commit = off"))
     session.execute(
-        update(ModelCall)
-        .where(ModelCall.id.in_(delivered), ModelCall.delivered_at.is_(None))
+        update(ModelCallRow)
+        .where(ModelCallRow.id.in_(delivered), ModelCallRow.delivered_at.is_(None))
         .values(delivered_at=func.now())
     )
 

@@ -7,7 +7,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db.models import Cell, CellTransition
+from db.models import CellRow, CellTransitionRow
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import CellId, RunId, cell_id
 from gyre.contracts.lifecycle import CELL, CellRole, advance
@@ -29,26 +29,28 @@ def create(session: Session, run: RunId, index: int, capacity: int) -> None:
     """
     values = {"id": cell_id(run, index), "run_id": run, "index": index, "capacity": capacity}
     session.execute(
-        insert(Cell)
+        insert(CellRow)
         .values(**values, role=CellRole.LOST, epoch=0)
-        .on_conflict_do_update(index_elements=[Cell.id], set_={"capacity": capacity})
+        .on_conflict_do_update(index_elements=[CellRow.id], set_={"capacity": capacity})
     )
 
 
 def mint_epoch(session: Session, cell: CellId, host: str) -> int:
     """Begin a new life of the cell: everything of the old epoch is refused from here on."""
     row = session.execute(
-        update(Cell)
-        .where(Cell.id == cell)
-        .values(epoch=Cell.epoch + 1, role=CellRole.LOST, engine_url=None, host=host, updated_at=func.now())
-        .returning(Cell.epoch)
+        update(CellRow)
+        .where(CellRow.id == cell)
+        .values(
+            epoch=CellRow.epoch + 1, role=CellRole.LOST, engine_url=None, host=host, updated_at=func.now()
+        )
+        .returning(CellRow.epoch)
     )
     return int(row.scalar_one())
 
 
 def begin_serving(session: Session, cell: CellId, epoch: int, engine_url: str, version: int) -> None:
     """The engine of this life answers: the cell is in rollout. Raises Fenced if the life is over."""
-    row = session.get_one(Cell, cell, with_for_update=True)
+    row = session.get_one(CellRow, cell, with_for_update=True)
     _fence(row, epoch)
     row.role = advance(CELL, CellRole(row.role), CellRole.ROLLOUT)
     row.engine_url, row.engine_version, row.updated_at = engine_url, version, func.now()
@@ -56,22 +58,22 @@ def begin_serving(session: Session, cell: CellId, epoch: int, engine_url: str, v
 
 def serve_version(session: Session, cell: CellId, epoch: int, version: int) -> None:
     """The engine has verified a version. Raises Fenced if the life is over."""
-    row = session.get_one(Cell, cell, with_for_update=True)
+    row = session.get_one(CellRow, cell, with_for_update=True)
     _fence(row, epoch)
     row.engine_version, row.updated_at = version, func.now()
 
 
-def _fence(row: Cell, epoch: int) -> None:
+def _fence(row: CellRow, epoch: int) -> None:
     if row.epoch != epoch:
         raise Fenced(f"{row.id} is at epoch {row.epoch}; epoch {epoch} is over")
 
 
-def enter(session: Session, command: CellCommand) -> Cell:
+def enter(session: Session, command: CellCommand) -> CellRow:
     """Apply a role change under the epoch fence, once per command id."""
-    row = session.get_one(Cell, command.cell_id, with_for_update=True)
+    row = session.get_one(CellRow, command.cell_id, with_for_update=True)
     _fence(row, command.epoch)
-    done = select(CellTransition.id).where(
-        CellTransition.cell_id == row.id, CellTransition.command_id == command.command_id
+    done = select(CellTransitionRow.id).where(
+        CellTransitionRow.cell_id == row.id, CellTransitionRow.command_id == command.command_id
     )
     if session.scalars(done).first() is not None:
         return row
@@ -80,7 +82,7 @@ def enter(session: Session, command: CellCommand) -> Cell:
     row.role = advance(CELL, CellRole(row.role), command.to_role)
     row.updated_at = func.now()
     session.add(
-        CellTransition(
+        CellTransitionRow(
             cell_id=row.id,
             command_id=command.command_id,
             epoch=command.epoch,
@@ -92,16 +94,16 @@ def enter(session: Session, command: CellCommand) -> Cell:
     return row
 
 
-def of_run(session: Session, run: str) -> Sequence[Cell]:
+def of_run(session: Session, run: str) -> Sequence[CellRow]:
     """The run's cells, the core first."""
-    return session.scalars(select(Cell).where(Cell.run_id == run).order_by(Cell.index)).all()
+    return session.scalars(select(CellRow).where(CellRow.run_id == run).order_by(CellRow.index)).all()
 
 
 def serving(session: Session, run: str) -> list[ServingCell]:
     """Cells in ROLLOUT whose engine answers, in their order: those that take calls."""
     query = (
-        select(Cell.id, Cell.engine_url, Cell.capacity)
-        .where(Cell.run_id == run, Cell.role == CellRole.ROLLOUT, Cell.engine_url.is_not(None))
-        .order_by(Cell.index)
+        select(CellRow.id, CellRow.engine_url, CellRow.capacity)
+        .where(CellRow.run_id == run, CellRow.role == CellRole.ROLLOUT, CellRow.engine_url.is_not(None))
+        .order_by(CellRow.index)
     )
     return [ServingCell(name, str(url), capacity) for name, url, capacity in session.execute(query)]

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from sqlalchemy import distinct, func, select
 from sqlalchemy.orm import Session
 
-from db.models import Batch, Execution, ModelCall, QueryGroup, Reward, Task, Trajectory, TreeNode
+from db.models import (
+    BatchRow,
+    ExecutionRow,
+    ModelCallRow,
+    QueryGroupRow,
+    RewardRow,
+    TaskRow,
+    TrajectoryRow,
+    TreeNodeRow,
+)
 from gyre.contracts.lifecycle import BatchStatus, Disposition, ExecutionStatus, Purpose
 
 
@@ -42,12 +51,12 @@ class Trained:
 
 def rollouts(session: Session, run: str) -> dict[str, Rollouts]:
     """By part of the run, greedy ones included."""
-    part = func.coalesce(QueryGroup.phase, Purpose.TRAIN.value)
-    done = func.count().filter(Execution.status == ExecutionStatus.TERMINAL)
+    part = func.coalesce(QueryGroupRow.phase, Purpose.TRAIN.value)
+    done = func.count().filter(ExecutionRow.status == ExecutionStatus.TERMINAL)
     query = (
         select(part, func.count(), done)
-        .join(Execution, Execution.group_id == QueryGroup.id)
-        .where(QueryGroup.run_id == run)
+        .join(ExecutionRow, ExecutionRow.group_id == QueryGroupRow.id)
+        .where(QueryGroupRow.run_id == run)
         .group_by(part)
     )
     counted = {str(name): Rollouts(total, ended) for name, total, ended in session.execute(query)}
@@ -57,13 +66,19 @@ def rollouts(session: Session, run: str) -> dict[str, Rollouts]:
 def heldout_outcomes(session: Session, run: str) -> list[Outcome]:
     """Every held-out execution, sampled and greedy, before and after."""
     query = (
-        select(Task.name, QueryGroup.purpose, QueryGroup.phase, Execution.disposition, Reward.value)
-        .select_from(Execution)
-        .join(QueryGroup, QueryGroup.id == Execution.group_id)
-        .join(Task, Task.id == QueryGroup.task_id)
-        .outerjoin(Reward, Reward.id == Execution.reward_id)
-        .where(Execution.run_id == run, QueryGroup.purpose != Purpose.TRAIN)
-        .order_by(QueryGroup.index, Execution.index)
+        select(
+            TaskRow.name,
+            QueryGroupRow.purpose,
+            QueryGroupRow.phase,
+            ExecutionRow.disposition,
+            RewardRow.value,
+        )
+        .select_from(ExecutionRow)
+        .join(QueryGroupRow, QueryGroupRow.id == ExecutionRow.group_id)
+        .join(TaskRow, TaskRow.id == QueryGroupRow.task_id)
+        .outerjoin(RewardRow, RewardRow.id == ExecutionRow.reward_id)
+        .where(ExecutionRow.run_id == run, QueryGroupRow.purpose != Purpose.TRAIN)
+        .order_by(QueryGroupRow.index, ExecutionRow.index)
     )
     return [
         Outcome(task, Purpose(purpose), str(phase), Disposition(disposed) if disposed else None, reward)
@@ -74,21 +89,21 @@ def heldout_outcomes(session: Session, run: str) -> list[Outcome]:
 def trained_roles(session: Session, run: str) -> dict[str, Trained]:
     """By role of the call that sampled a target; roles without a target are left out."""
     targets = select(
-        Trajectory.id, func.jsonb_array_elements_text(Trajectory.target_node_ids).label("node_id")
+        TrajectoryRow.id, func.jsonb_array_elements_text(TrajectoryRow.target_node_ids).label("node_id")
     ).subquery()
     query = (
         select(
-            ModelCall.role,
-            func.count(distinct(Trajectory.execution_id)),
-            func.count(distinct(Trajectory.id)),
-            func.sum(TreeNode.num_tokens),
+            ModelCallRow.role,
+            func.count(distinct(TrajectoryRow.execution_id)),
+            func.count(distinct(TrajectoryRow.id)),
+            func.sum(TreeNodeRow.num_tokens),
         )
-        .select_from(Trajectory)
-        .join(Batch, Batch.id == Trajectory.batch_id)
-        .join(targets, targets.c.id == Trajectory.id)
-        .join(TreeNode, TreeNode.id == targets.c.node_id)
-        .join(ModelCall, ModelCall.id == TreeNode.call_id)
-        .where(Batch.run_id == run, Batch.status == BatchStatus.TRAINED)
-        .group_by(ModelCall.role)
+        .select_from(TrajectoryRow)
+        .join(BatchRow, BatchRow.id == TrajectoryRow.batch_id)
+        .join(targets, targets.c.id == TrajectoryRow.id)
+        .join(TreeNodeRow, TreeNodeRow.id == targets.c.node_id)
+        .join(ModelCallRow, ModelCallRow.id == TreeNodeRow.call_id)
+        .where(BatchRow.run_id == run, BatchRow.status == BatchStatus.TRAINED)
+        .group_by(ModelCallRow.role)
     )
     return {role: Trained(some, paths, int(tokens)) for role, some, paths, tokens in session.execute(query)}

@@ -4,7 +4,7 @@ from sqlalchemy import func, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db.models import Evaluation, Reward
+from db.models import EvaluationRow, RewardRow
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import EvaluationId, ExecutionId, SnapshotId, reward_id
 from gyre.contracts.lifecycle import EvaluationStatus
@@ -12,41 +12,41 @@ from gyre.contracts.lifecycle import EvaluationStatus
 
 def open_evaluation(
     session: Session, evaluation: EvaluationId, *, execution: ExecutionId, snapshot: SnapshotId, number: int
-) -> Evaluation:
+) -> EvaluationRow:
     """Write the evaluation's row (again: returns the row as it is)."""
     values = {"id": evaluation, "execution_id": execution, "snapshot_id": snapshot, "number": number}
-    session.execute(insert(Evaluation).values(**values).on_conflict_do_nothing())
-    return session.get_one(Evaluation, evaluation)
+    session.execute(insert(EvaluationRow).values(**values).on_conflict_do_nothing())
+    return session.get_one(EvaluationRow, evaluation)
 
 
-def reward_of(session: Session, evaluation: EvaluationId) -> Reward | None:
+def reward_of(session: Session, evaluation: EvaluationId) -> RewardRow | None:
     """The reward that the evaluation came to, if it did."""
-    return session.get(Reward, reward_id(evaluation))
+    return session.get(RewardRow, reward_id(evaluation))
 
 
 def succeed(
     session: Session, evaluation: EvaluationId, *, execution: ExecutionId, value: float, try_number: int,
     output_tail: str,
-) -> Reward:  # fmt: skip
+) -> RewardRow:  # fmt: skip
     """Commit the reward of a try. The first one stands: a later try returns it unchanged.
 
     Raises Fenced when the evaluation has already ended without a reward.
     """
     ended = session.execute(
-        update(Evaluation)
-        .where(Evaluation.id == evaluation, Evaluation.status == EvaluationStatus.PENDING)
+        update(EvaluationRow)
+        .where(EvaluationRow.id == evaluation, EvaluationRow.status == EvaluationStatus.PENDING)
         .values(
             status=EvaluationStatus.SUCCEEDED,
-            num_tries=func.greatest(Evaluation.num_tries, try_number),
+            num_tries=func.greatest(EvaluationRow.num_tries, try_number),
             failure=None,
             output_tail=output_tail,
             ended_at=func.now(),
         )
-        .returning(Evaluation.id)
+        .returning(EvaluationRow.id)
     )
     if ended.first() is not None:
         values = {"id": reward_id(evaluation), "execution_id": execution, "evaluation_id": evaluation}
-        session.execute(insert(Reward).values(**values, value=value))
+        session.execute(insert(RewardRow).values(**values, value=value))
     reward = reward_of(session, evaluation)
     if reward is None:
         raise Fenced(f"{evaluation} has ended without a reward: a late one does not count")
@@ -59,14 +59,14 @@ def note_failure(
 ) -> None:  # fmt: skip
     """Record why a try gave no reward. It stays pending unless this was the budget's last try."""
     values = {
-        "num_tries": func.greatest(Evaluation.num_tries, try_number),
+        "num_tries": func.greatest(EvaluationRow.num_tries, try_number),
         "failure": failure,
         "output_tail": output_tail,
     }
     if final:
         values |= {"status": EvaluationStatus.FAILED, "ended_at": func.now()}
     session.execute(
-        update(Evaluation)
-        .where(Evaluation.id == evaluation, Evaluation.status == EvaluationStatus.PENDING)
+        update(EvaluationRow)
+        .where(EvaluationRow.id == evaluation, EvaluationRow.status == EvaluationStatus.PENDING)
         .values(**values)
     )

@@ -6,7 +6,15 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from db import attempts
-from db.models import Attempt, Evaluation, Execution, ModelCall, Reward, Snapshot, TreeNode
+from db.models import (
+    AttemptRow,
+    EvaluationRow,
+    ExecutionRow,
+    ModelCallRow,
+    RewardRow,
+    SnapshotRow,
+    TreeNodeRow,
+)
 from gyre.contracts.ids import AttemptId, ExecutionId
 from gyre.contracts.lifecycle import (
     EXECUTION,
@@ -36,14 +44,14 @@ def resume_point(session: Session, execution: ExecutionId, host: str, max_attemp
 
     A saved snapshot is scored before anything is run again: durable output is read first.
     """
-    row = session.get_one(Execution, execution, with_for_update={"key_share": True})
+    row = session.get_one(ExecutionRow, execution, with_for_update={"key_share": True})
     last = attempts.latest(session, execution)
     if row.status == ExecutionStatus.TERMINAL:
         return _state(last, execution, "terminal")
     if last is not None and last.status == AttemptStatus.OPEN:
         return _state(last, execution, "provision")
     if last is not None and last.failure is None:
-        snapshot = session.scalars(select(Snapshot.id).where(Snapshot.attempt_id == last.id)).first()
+        snapshot = session.scalars(select(SnapshotRow.id).where(SnapshotRow.attempt_id == last.id)).first()
         if snapshot is None:
             return _state(last, execution, "snapshot")
         number = _next_evaluation(session, execution)
@@ -59,9 +67,9 @@ def resume_point(session: Session, execution: ExecutionId, host: str, max_attemp
 def _num_failed(session: Session, execution: ExecutionId) -> int:
     """Attempts that count towards the budget: one that somebody stopped did not fail."""
     query = select(func.count()).where(
-        Attempt.execution_id == execution,
-        Attempt.failure.is_not(None),
-        Attempt.end_reason != EndReason.CANCELLED,
+        AttemptRow.execution_id == execution,
+        AttemptRow.failure.is_not(None),
+        AttemptRow.end_reason != EndReason.CANCELLED,
     )
     return session.scalar(query) or 0
 
@@ -69,18 +77,18 @@ def _num_failed(session: Session, execution: ExecutionId) -> int:
 def _any_worked(session: Session, execution: ExecutionId) -> bool:
     ended = (EndReason.EXITED, EndReason.TIME_LIMIT)
     called = (
-        select(ModelCall.id)
-        .join(Attempt, Attempt.id == ModelCall.attempt_id)
+        select(ModelCallRow.id)
+        .join(AttemptRow, AttemptRow.id == ModelCallRow.attempt_id)
         .where(
-            Attempt.execution_id == execution,
-            Attempt.end_reason.in_(ended),
-            ModelCall.status == CallStatus.COMMITTED,
+            AttemptRow.execution_id == execution,
+            AttemptRow.end_reason.in_(ended),
+            ModelCallRow.status == CallStatus.COMMITTED,
         )
     )
     return session.scalars(called.limit(1)).first() is not None
 
 
-def _state(last: Attempt | None, execution: ExecutionId, stage: str) -> AttemptState:
+def _state(last: AttemptRow | None, execution: ExecutionId, stage: str) -> AttemptState:
     return AttemptState.model_validate(
         {
             "attempt_id": last.id if last else f"{execution}/attempt/0",
@@ -93,8 +101,8 @@ def _state(last: Attempt | None, execution: ExecutionId, stage: str) -> AttemptS
 
 def _next_evaluation(session: Session, execution: ExecutionId) -> int:
     """The evaluation to run: the newest while it is pending, else a new one."""
-    query = select(Evaluation).where(Evaluation.execution_id == execution)
-    newest = session.scalars(query.order_by(Evaluation.number.desc()).limit(1)).first()
+    query = select(EvaluationRow).where(EvaluationRow.execution_id == execution)
+    newest = session.scalars(query.order_by(EvaluationRow.number.desc()).limit(1)).first()
     if newest is None:
         return 1
     return newest.number if newest.status == EvaluationStatus.PENDING else newest.number + 1
@@ -102,25 +110,27 @@ def _next_evaluation(session: Session, execution: ExecutionId) -> int:
 
 def call_totals(session: Session, attempt: AttemptId) -> CallTotals:
     """Committed calls of an attempt and the leaves of its tree."""
-    child = select(TreeNode.parent_id).where(TreeNode.attempt_id == attempt, TreeNode.parent_id.is_not(None))
-    leaves = session.scalar(
-        select(func.count()).where(TreeNode.attempt_id == attempt, TreeNode.id.not_in(child))
+    child = select(TreeNodeRow.parent_id).where(
+        TreeNodeRow.attempt_id == attempt, TreeNodeRow.parent_id.is_not(None)
     )
-    return _totals(session, ModelCall.attempt_id == attempt, num_branches=int(leaves or 0))
+    leaves = session.scalar(
+        select(func.count()).where(TreeNodeRow.attempt_id == attempt, TreeNodeRow.id.not_in(child))
+    )
+    return _totals(session, ModelCallRow.attempt_id == attempt, num_branches=int(leaves or 0))
 
 
 def execution_totals(session: Session, execution: ExecutionId) -> CallTotals:
     """Committed calls of all attempts of an execution; branches are not counted."""
-    return _totals(session, ModelCall.execution_id == execution, num_branches=0)
+    return _totals(session, ModelCallRow.execution_id == execution, num_branches=0)
 
 
 def _totals(session: Session, owned: ColumnElement[bool], *, num_branches: int) -> CallTotals:
     calls, tokens_in, tokens_out = session.execute(
         select(
             func.count(),
-            func.coalesce(func.sum(ModelCall.num_input_tokens), 0),
-            func.coalesce(func.sum(ModelCall.num_output_tokens), 0),
-        ).where(owned, ModelCall.status == CallStatus.COMMITTED)
+            func.coalesce(func.sum(ModelCallRow.num_input_tokens), 0),
+            func.coalesce(func.sum(ModelCallRow.num_output_tokens), 0),
+        ).where(owned, ModelCallRow.status == CallStatus.COMMITTED)
     ).one()
     return CallTotals(int(calls), int(tokens_in), int(tokens_out), num_branches)
 
@@ -132,12 +142,12 @@ def fold(
     *,
     reward: str | None = None,
     detail: str | None = None,
-) -> Execution:
+) -> ExecutionRow:
     """Commit the one disposition and close what is still open. A repeat, or a late second opinion,
     changes nothing.
     """
     # Not FOR UPDATE: a call that is being recorded holds its attempt and refers to this row's key.
-    row = session.get_one(Execution, execution, with_for_update={"key_share": True})
+    row = session.get_one(ExecutionRow, execution, with_for_update={"key_share": True})
     if row.status == ExecutionStatus.TERMINAL:
         return row
     attempts.seal_all(session, execution, detail or f"its execution has ended as {disposition}")
@@ -149,15 +159,15 @@ def fold(
 
 
 def reward_value(session: Session, reward: str | None) -> float | None:
-    return None if reward is None else session.get_one(Reward, reward).value
+    return None if reward is None else session.get_one(RewardRow, reward).value
 
 
 def num_attempts(session: Session, execution: ExecutionId) -> int:
-    query = select(func.count()).where(Attempt.execution_id == execution)
+    query = select(func.count()).where(AttemptRow.execution_id == execution)
     return session.scalar(query) or 0
 
 
 def num_evaluations(session: Session, execution: ExecutionId) -> int:
     """Tries of all evaluations together."""
-    query = select(func.coalesce(func.sum(Evaluation.num_tries), 0))
-    return int(session.scalar(query.where(Evaluation.execution_id == execution)) or 0)
+    query = select(func.coalesce(func.sum(EvaluationRow.num_tries), 0))
+    return int(session.scalar(query.where(EvaluationRow.execution_id == execution)) or 0)

@@ -6,7 +6,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db.models import Execution, QueryGroup, Run, Task
+from db.models import ExecutionRow, QueryGroupRow, RunRow, TaskRow
 from gyre.contracts.ids import GroupId, RunId, execution_id, group_id
 from gyre.contracts.lifecycle import GROUP, Disposition, GroupStatus, Purpose, advance
 from gyre.rules.groups import group_outcome
@@ -18,14 +18,14 @@ def lock_run(session: Session, run: str) -> None:
 
 
 def next_index(session: Session, run: str) -> int:
-    highest = session.scalar(select(func.max(QueryGroup.index)).where(QueryGroup.run_id == run))
+    highest = session.scalar(select(func.max(QueryGroupRow.index)).where(QueryGroupRow.run_id == run))
     return 0 if highest is None else highest + 1
 
 
 def num_train_groups(session: Session, run: str) -> int:
     return (
         session.scalar(
-            select(func.count()).where(QueryGroup.run_id == run, QueryGroup.purpose == Purpose.TRAIN)
+            select(func.count()).where(QueryGroupRow.run_id == run, QueryGroupRow.purpose == Purpose.TRAIN)
         )
         or 0
     )
@@ -46,7 +46,7 @@ def dispatch(
     name = group_id(run, index)
     values = {"id": name, "run_id": run, "index": index, "task_id": task, "size": size}
     session.execute(
-        insert(QueryGroup)
+        insert(QueryGroupRow)
         .values(**values, purpose=purpose, phase=phase, policy_version=version, status=GroupStatus.RUNNING)
         .on_conflict_do_nothing()
     )
@@ -54,29 +54,35 @@ def dispatch(
         {"id": execution_id(name, i), "group_id": name, "run_id": run, "index": i, "status": "pending"}
         for i in range(size)
     ]
-    session.execute(insert(Execution).on_conflict_do_nothing(), rows)
+    session.execute(insert(ExecutionRow).on_conflict_do_nothing(), rows)
 
 
 STARTS = 32
 """Groups in one decision: with task names as long as a file system allows they stay below 16 KiB."""
 
 
-def to_start(session: Session, run: str, after: int, limit: int = STARTS) -> Sequence[tuple[QueryGroup, str]]:
+def to_start(
+    session: Session, run: str, after: int, limit: int = STARTS
+) -> Sequence[tuple[QueryGroupRow, str]]:
     """Running groups above an index with their task's name, in order."""
     query = (
-        select(QueryGroup, Task.name)
-        .join(Task, Task.id == QueryGroup.task_id)
-        .where(QueryGroup.run_id == run, QueryGroup.index > after, QueryGroup.status == GroupStatus.RUNNING)
-        .order_by(QueryGroup.index)
+        select(QueryGroupRow, TaskRow.name)
+        .join(TaskRow, TaskRow.id == QueryGroupRow.task_id)
+        .where(
+            QueryGroupRow.run_id == run,
+            QueryGroupRow.index > after,
+            QueryGroupRow.status == GroupStatus.RUNNING,
+        )
+        .order_by(QueryGroupRow.index)
         .limit(limit)
     )
     return [(row[0], row[1]) for row in session.execute(query)]
 
 
-def commit_outcome(session: Session, group: GroupId) -> tuple[QueryGroup, list[Disposition | None]]:
+def commit_outcome(session: Session, group: GroupId) -> tuple[QueryGroupRow, list[Disposition | None]]:
     """Settle the group's status from its executions; a settled group is left as it is."""
-    row = session.get_one(QueryGroup, group, with_for_update=True)
-    found = session.scalars(select(Execution.disposition).where(Execution.group_id == group)).all()
+    row = session.get_one(QueryGroupRow, group, with_for_update=True)
+    found = session.scalars(select(ExecutionRow.disposition).where(ExecutionRow.group_id == group)).all()
     dispositions = [None if each is None else Disposition(each) for each in found]
     status = GroupStatus(row.status)
     outcome = group_outcome(dispositions, row.size)
@@ -91,9 +97,9 @@ def commit_outcome(session: Session, group: GroupId) -> tuple[QueryGroup, list[D
 def count_by_status(session: Session, run: str) -> dict[GroupStatus, int]:
     """Train groups by status."""
     query = (
-        select(QueryGroup.status, func.count())
-        .where(QueryGroup.run_id == run, QueryGroup.purpose == Purpose.TRAIN)
-        .group_by(QueryGroup.status)
+        select(QueryGroupRow.status, func.count())
+        .where(QueryGroupRow.run_id == run, QueryGroupRow.purpose == Purpose.TRAIN)
+        .group_by(QueryGroupRow.status)
     )
     return {GroupStatus(row[0]): row[1] for row in session.execute(query)}
 
@@ -102,16 +108,16 @@ def dropped_in_a_row(session: Session, run: str, *, limit: int) -> int:
     """How many of the newest settled train groups were dropped without a ready one between; at most
     ``limit``. A resume begins a new count, so that a run that was given up can be taken up.
     """
-    resumed_at = select(Run.resumed_at).where(Run.id == run).scalar_subquery()
+    resumed_at = select(RunRow.resumed_at).where(RunRow.id == run).scalar_subquery()
     query = (
-        select(QueryGroup.status)
+        select(QueryGroupRow.status)
         .where(
-            QueryGroup.run_id == run,
-            QueryGroup.purpose == Purpose.TRAIN,
-            QueryGroup.status != GroupStatus.RUNNING,
-            QueryGroup.dispatched_at >= func.coalesce(resumed_at, QueryGroup.dispatched_at),
+            QueryGroupRow.run_id == run,
+            QueryGroupRow.purpose == Purpose.TRAIN,
+            QueryGroupRow.status != GroupStatus.RUNNING,
+            QueryGroupRow.dispatched_at >= func.coalesce(resumed_at, QueryGroupRow.dispatched_at),
         )
-        .order_by(QueryGroup.index.desc())
+        .order_by(QueryGroupRow.index.desc())
         .limit(limit)
     )
     count = 0
@@ -124,13 +130,13 @@ def dropped_in_a_row(session: Session, run: str, *, limit: int) -> int:
 
 def unfinished_executions(session: Session, run: str) -> int:
     """w: executions dispatched and not terminated, of any purpose."""
-    query = select(func.count()).where(Execution.run_id == run, Execution.status != "terminal")
+    query = select(func.count()).where(ExecutionRow.run_id == run, ExecutionRow.status != "terminal")
     return session.scalar(query) or 0
 
 
 def phase_groups(session: Session, run: str, phase: str) -> list[GroupStatus]:
     """Statuses of the held-out groups of a phase."""
-    query = select(QueryGroup.status).where(
-        QueryGroup.run_id == run, QueryGroup.phase == phase, QueryGroup.purpose != Purpose.TRAIN
+    query = select(QueryGroupRow.status).where(
+        QueryGroupRow.run_id == run, QueryGroupRow.phase == phase, QueryGroupRow.purpose != Purpose.TRAIN
     )
     return [GroupStatus(status) for status in session.scalars(query)]

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.models import Attempt, Execution, QueryGroup, Run, RunConfig, Task
+from db.models import AttemptRow, ExecutionRow, QueryGroupRow, RunConfigRow, RunRow, TaskRow
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId, ExecutionId
 from gyre.contracts.lifecycle import AttemptStatus
@@ -25,13 +25,13 @@ class TaskOfExecution:
 def task_of(session: Session, execution: ExecutionId) -> TaskOfExecution:
     """Raises BadInput for an execution that no run knows."""
     query = (
-        select(Task.path, Task.sha256, RunConfig.resolved, Run.secret)
-        .join(QueryGroup, QueryGroup.task_id == Task.id)
-        .join(Execution, Execution.group_id == QueryGroup.id)
-        .join(Run, Run.id == Execution.run_id)
-        .join(RunConfig, RunConfig.run_id == Run.id)
-        .where(Execution.id == execution)
-        .order_by(RunConfig.revision.desc())
+        select(TaskRow.path, TaskRow.sha256, RunConfigRow.resolved, RunRow.secret)
+        .join(QueryGroupRow, QueryGroupRow.task_id == TaskRow.id)
+        .join(ExecutionRow, ExecutionRow.group_id == QueryGroupRow.id)
+        .join(RunRow, RunRow.id == ExecutionRow.run_id)
+        .join(RunConfigRow, RunConfigRow.run_id == RunRow.id)
+        .where(ExecutionRow.id == execution)
+        .order_by(RunConfigRow.revision.desc())
         .limit(1)
     )
     row = session.execute(query).first()
@@ -42,4 +42,4 @@ def task_of(session: Session, execution: ExecutionId) -> TaskOfExecution:
 
 def is_open(session: Session, attempt: AttemptId) -> bool:
     """Whether the attempt may still be worked on; a look, not a lock."""
-    return session.scalar(select(Attempt.status).where(Attempt.id == attempt)) == AttemptStatus.OPEN
+    return session.scalar(select(AttemptRow.status).where(AttemptRow.id == attempt)) == AttemptStatus.OPEN

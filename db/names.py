@@ -5,15 +5,15 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.models import Attempt, Evaluation, ModelCall, Reward, Snapshot, TreeNode
+from db.models import AttemptRow, EvaluationRow, ModelCallRow, RewardRow, SnapshotRow, TreeNodeRow
 
 BELOW: dict[str, Any] = {
-    "attempt": Attempt,
-    "call": ModelCall,
-    "node": TreeNode,
-    "snapshot": Snapshot,
-    "evaluation": Evaluation,
-    "reward": Reward,
+    "attempt": AttemptRow,
+    "call": ModelCallRow,
+    "node": TreeNodeRow,
+    "snapshot": SnapshotRow,
+    "evaluation": EvaluationRow,
+    "reward": RewardRow,
 }
 """Kind of an id below a rollout -> its table."""
 

@@ -10,18 +10,18 @@ from sqlalchemy.orm import Session
 from db import groups as group_rows
 from db import run_state
 from db.models import (
-    Attempt,
-    Batch,
-    BatchExecution,
-    Blob,
-    Checkpoint,
-    Execution,
-    ModelCall,
-    PolicyVersion,
-    QueryGroup,
-    Reward,
-    Run,
-    Task,
+    AttemptRow,
+    BatchExecutionRow,
+    BatchRow,
+    BlobRow,
+    CheckpointRow,
+    ExecutionRow,
+    ModelCallRow,
+    PolicyVersionRow,
+    QueryGroupRow,
+    RewardRow,
+    RunRow,
+    TaskRow,
 )
 from gyre.contracts.lifecycle import (
     AttemptStatus,
@@ -61,12 +61,12 @@ class RunSummary:
 
 def summarise(session: Session, run: str) -> RunSummary | None:
     """One consistent look at a run, or None if there is no such run."""
-    row = session.get(Run, run)
+    row = session.get(RunRow, run)
     if row is None:
         return None
     version = run_state.newest_version(session, run)
     newest_mean = mean_rewards(session, run, last=1)
-    dispositions = _count(session, Execution.disposition, Execution.run_id == run)
+    dispositions = _count(session, ExecutionRow.disposition, ExecutionRow.run_id == run)
     return RunSummary(
         run=run,
         status=row.status,
@@ -83,7 +83,9 @@ def summarise(session: Session, run: str) -> RunSummary | None:
 
 
 def _num_running(session: Session, run: str) -> int:
-    return _number(session, Execution, Execution.run_id == run, Execution.status == ExecutionStatus.RUNNING)
+    return _number(
+        session, ExecutionRow, ExecutionRow.run_id == run, ExecutionRow.status == ExecutionStatus.RUNNING
+    )
 
 
 def records(session: Session, query: Executable) -> list[Record]:
@@ -97,7 +99,9 @@ def _count(session: Session, column: Any, *where: ColumnElement[bool]) -> dict[s
 
 
 def _account(session: Session, run: str) -> dict[str, int]:
-    counts = _count(session, QueryGroup.status, QueryGroup.run_id == run, QueryGroup.purpose == Purpose.TRAIN)
+    counts = _count(
+        session, QueryGroupRow.status, QueryGroupRow.run_id == run, QueryGroupRow.purpose == Purpose.TRAIN
+    )
     return {
         # Counted apart from its parts, so that a group in no known state shows as a difference.
         "dispatched": _num_train_groups(session, run),
@@ -110,7 +114,9 @@ def _account(session: Session, run: str) -> dict[str, int]:
 
 def _num_train_groups(session: Session, run: str) -> int:
     """By index, which is dense: a lost row leaves a hole that no count of rows would show."""
-    others = _number(session, QueryGroup, QueryGroup.run_id == run, QueryGroup.purpose != Purpose.TRAIN)
+    others = _number(
+        session, QueryGroupRow, QueryGroupRow.run_id == run, QueryGroupRow.purpose != Purpose.TRAIN
+    )
     return group_rows.next_index(session, run) - others
 
 
@@ -120,18 +126,18 @@ def mean_rewards(session: Session, run: str, last: int | None = None) -> list[fl
     Under the permuted control a batch trains on other rewards; here stand the ones that were earned.
     """
     newest = (
-        select(Batch.id, Batch.version)
-        .where(Batch.run_id == run, Batch.status == BatchStatus.TRAINED)
-        .order_by(Batch.version.desc())
+        select(BatchRow.id, BatchRow.version)
+        .where(BatchRow.run_id == run, BatchRow.status == BatchStatus.TRAINED)
+        .order_by(BatchRow.version.desc())
         .limit(last)
         .subquery()
     )
     query = (
-        select(func.avg(Reward.value))
+        select(func.avg(RewardRow.value))
         .select_from(newest)
-        .join(BatchExecution, BatchExecution.batch_id == newest.c.id)
-        .join(Execution, Execution.id == BatchExecution.execution_id)
-        .join(Reward, Reward.id == Execution.reward_id)
+        .join(BatchExecutionRow, BatchExecutionRow.batch_id == newest.c.id)
+        .join(ExecutionRow, ExecutionRow.id == BatchExecutionRow.execution_id)
+        .join(RewardRow, RewardRow.id == ExecutionRow.reward_id)
         .group_by(newest.c.version)
         .order_by(newest.c.version)
     )
@@ -144,14 +150,18 @@ def checks(session: Session, summary: RunSummary) -> dict[str, bool | None]:
     finished = summary.status == RunStatus.FINISHED
     account = summary.account
     parts = sum(value for key, value in account.items() if key != "dispatched")
-    undisposed = _number(session, Execution, Execution.run_id == run, Execution.disposition.is_(None))
-    open_attempts = _number(session, Attempt, Attempt.run_id == run, Attempt.status == AttemptStatus.OPEN)
+    undisposed = _number(
+        session, ExecutionRow, ExecutionRow.run_id == run, ExecutionRow.disposition.is_(None)
+    )
+    open_attempts = _number(
+        session, AttemptRow, AttemptRow.run_id == run, AttemptRow.status == AttemptStatus.OPEN
+    )
     in_flight = _number(
         session,
-        ModelCall,
-        ModelCall.run_id == run,
-        ModelCall.status == CallStatus.IN_FLIGHT,
-        ModelCall.attempt_id.in_(select(Attempt.id).where(Attempt.status == AttemptStatus.SEALED)),
+        ModelCallRow,
+        ModelCallRow.run_id == run,
+        ModelCallRow.status == CallStatus.IN_FLIGHT,
+        ModelCallRow.attempt_id.in_(select(AttemptRow.id).where(AttemptRow.status == AttemptStatus.SEALED)),
     )
     return {
         "account_balances": account["dispatched"] == parts,
@@ -169,12 +179,15 @@ def _number(session: Session, table: Any, *where: ColumnElement[bool]) -> int:
 def _num_unstored_versions(session: Session, run: str) -> int:
     """Policy versions whose checkpoint is missing or whose object no row vouches for."""
     stored = (
-        select(Checkpoint.id)
-        .join(Blob, Blob.key == Checkpoint.weights_key)
-        .where(Checkpoint.run_id == run, Blob.status == BlobStatus.CONFIRMED)
+        select(CheckpointRow.id)
+        .join(BlobRow, BlobRow.key == CheckpointRow.weights_key)
+        .where(CheckpointRow.run_id == run, BlobRow.status == BlobStatus.CONFIRMED)
     )
     return _number(
-        session, PolicyVersion, PolicyVersion.run_id == run, PolicyVersion.checkpoint_id.not_in(stored)
+        session,
+        PolicyVersionRow,
+        PolicyVersionRow.run_id == run,
+        PolicyVersionRow.checkpoint_id.not_in(stored),
     )
 
 
@@ -182,29 +195,29 @@ def groups(session: Session, run: str) -> list[Record]:
     """A row for each group: id, task, purpose, phase, status, drop_reason, policy_version, batch_id,
     executions, scored, placeholder, excluded, mean_reward."""
     scored = {
-        each.value: func.count(case((Execution.disposition == each.value, 1))).label(each.value)
+        each.value: func.count(case((ExecutionRow.disposition == each.value, 1))).label(each.value)
         for each in Disposition
     }
     query = (
         select(
-            QueryGroup.id,
-            Task.name.label("task"),
-            QueryGroup.purpose,
-            QueryGroup.phase,
-            QueryGroup.status,
-            QueryGroup.drop_reason,
-            QueryGroup.policy_version,
-            QueryGroup.batch_id,
-            func.count(Execution.id).label("executions"),
+            QueryGroupRow.id,
+            TaskRow.name.label("task"),
+            QueryGroupRow.purpose,
+            QueryGroupRow.phase,
+            QueryGroupRow.status,
+            QueryGroupRow.drop_reason,
+            QueryGroupRow.policy_version,
+            QueryGroupRow.batch_id,
+            func.count(ExecutionRow.id).label("executions"),
             *scored.values(),
-            func.avg(Reward.value).label("mean_reward"),
+            func.avg(RewardRow.value).label("mean_reward"),
         )
-        .join(Task, Task.id == QueryGroup.task_id)
-        .outerjoin(Execution, Execution.group_id == QueryGroup.id)
-        .outerjoin(Reward, Reward.id == Execution.reward_id)
-        .where(QueryGroup.run_id == run)
-        .group_by(QueryGroup.id, Task.name)
-        .order_by(QueryGroup.index)
+        .join(TaskRow, TaskRow.id == QueryGroupRow.task_id)
+        .outerjoin(ExecutionRow, ExecutionRow.group_id == QueryGroupRow.id)
+        .outerjoin(RewardRow, RewardRow.id == ExecutionRow.reward_id)
+        .where(QueryGroupRow.run_id == run)
+        .group_by(QueryGroupRow.id, TaskRow.name)
+        .order_by(QueryGroupRow.index)
     )
     return records(session, query)
 
@@ -214,40 +227,40 @@ def rollouts(session: Session, run: str) -> list[Record]:
     sampled_tokens, end_reason (of the last attempt), detail."""
     committed = (
         select(func.count())
-        .where(ModelCall.execution_id == Execution.id, ModelCall.status == CallStatus.COMMITTED)
-        .correlate(Execution)
+        .where(ModelCallRow.execution_id == ExecutionRow.id, ModelCallRow.status == CallStatus.COMMITTED)
+        .correlate(ExecutionRow)
     )
-    total = cast(func.coalesce(func.sum(ModelCall.num_output_tokens), 0), BigInteger)
-    attempts = select(func.count()).where(Attempt.execution_id == Execution.id).correlate(Execution)
+    total = cast(func.coalesce(func.sum(ModelCallRow.num_output_tokens), 0), BigInteger)
+    attempts = select(func.count()).where(AttemptRow.execution_id == ExecutionRow.id).correlate(ExecutionRow)
     last_end = (
-        select(Attempt.end_reason)
-        .where(Attempt.execution_id == Execution.id)
-        .order_by(Attempt.number.desc())
+        select(AttemptRow.end_reason)
+        .where(AttemptRow.execution_id == ExecutionRow.id)
+        .order_by(AttemptRow.number.desc())
         .limit(1)
-        .correlate(Execution)
+        .correlate(ExecutionRow)
     )
     query = (
         select(
-            Execution.id,
-            Task.name.label("task"),
-            QueryGroup.purpose,
-            Execution.status,
-            Execution.disposition,
-            Reward.value.label("reward"),
+            ExecutionRow.id,
+            TaskRow.name.label("task"),
+            QueryGroupRow.purpose,
+            ExecutionRow.status,
+            ExecutionRow.disposition,
+            RewardRow.value.label("reward"),
             attempts.scalar_subquery().label("attempts"),
             committed.scalar_subquery().label("calls"),
             committed.with_only_columns(total).scalar_subquery().label("sampled_tokens"),
             last_end.scalar_subquery().label("end_reason"),
-            Execution.detail,
+            ExecutionRow.detail,
         )
-        .join(QueryGroup, QueryGroup.id == Execution.group_id)
-        .join(Task, Task.id == QueryGroup.task_id)
-        .outerjoin(Reward, Reward.id == Execution.reward_id)
-        .where(Execution.run_id == run)
-        .order_by(QueryGroup.index, Execution.index)
+        .join(QueryGroupRow, QueryGroupRow.id == ExecutionRow.group_id)
+        .join(TaskRow, TaskRow.id == QueryGroupRow.task_id)
+        .outerjoin(RewardRow, RewardRow.id == ExecutionRow.reward_id)
+        .where(ExecutionRow.run_id == run)
+        .order_by(QueryGroupRow.index, ExecutionRow.index)
     )
     return records(session, query)
 
 
 def execution_exists(session: Session, execution: str) -> bool:
-    return session.get(Execution, execution) is not None
+    return session.get(ExecutionRow, execution) is not None

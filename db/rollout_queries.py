@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from db.models import Attempt, Batch, BatchExecution, Execution, ModelCall, Reward, Trajectory, TreeNode
+from db.models import (
+    AttemptRow,
+    BatchExecutionRow,
+    BatchRow,
+    ExecutionRow,
+    ModelCallRow,
+    RewardRow,
+    TrajectoryRow,
+    TreeNodeRow,
+)
 from db.queries import Record, records
 from gyre.contracts.lifecycle import NodeKind
 
@@ -16,19 +25,19 @@ def outcome(session: Session, execution: str) -> Record:
     batch_status, version, advantage (None as long as it is in no batch)."""
     query = (
         select(
-            Execution.status,
-            Execution.disposition,
-            Reward.value.label("reward"),
-            Execution.detail,
-            BatchExecution.batch_id,
-            Batch.status.label("batch_status"),
-            Batch.version,
-            BatchExecution.advantage,
+            ExecutionRow.status,
+            ExecutionRow.disposition,
+            RewardRow.value.label("reward"),
+            ExecutionRow.detail,
+            BatchExecutionRow.batch_id,
+            BatchRow.status.label("batch_status"),
+            BatchRow.version,
+            BatchExecutionRow.advantage,
         )
-        .outerjoin(Reward, Reward.id == Execution.reward_id)
-        .outerjoin(BatchExecution, BatchExecution.execution_id == Execution.id)
-        .outerjoin(Batch, Batch.id == BatchExecution.batch_id)
-        .where(Execution.id == execution)
+        .outerjoin(RewardRow, RewardRow.id == ExecutionRow.reward_id)
+        .outerjoin(BatchExecutionRow, BatchExecutionRow.execution_id == ExecutionRow.id)
+        .outerjoin(BatchRow, BatchRow.id == BatchExecutionRow.batch_id)
+        .where(ExecutionRow.id == execution)
     )
     return dict(session.execute(query).mappings().one())
 
@@ -37,9 +46,9 @@ def attempts(session: Session, execution: str) -> list[Record]:
     """A row for each attempt: id, number, status, end_reason, failure."""
     return records(
         session,
-        select(Attempt.id, Attempt.number, Attempt.status, Attempt.end_reason, Attempt.failure)
-        .where(Attempt.execution_id == execution)
-        .order_by(Attempt.number),
+        select(AttemptRow.id, AttemptRow.number, AttemptRow.status, AttemptRow.end_reason, AttemptRow.failure)
+        .where(AttemptRow.execution_id == execution)
+        .order_by(AttemptRow.number),
     )
 
 
@@ -47,31 +56,31 @@ def calls(session: Session, execution: str) -> list[Record]:
     """A row for each model call of a rollout, over all attempts, in order."""
     query = (
         select(
-            ModelCall.id,
-            Attempt.number.label("attempt"),
-            ModelCall.index,
-            ModelCall.status,
-            ModelCall.role,
-            ModelCall.dialect,
-            ModelCall.finish_reason,
-            ModelCall.num_input_tokens,
-            ModelCall.num_reused_tokens,
-            (ModelCall.num_input_tokens - ModelCall.num_reused_tokens).label("num_encoded_tokens"),
-            ModelCall.num_cached_tokens,
-            ModelCall.num_output_tokens,
-            ModelCall.num_malformed_tool_calls,
-            TreeNode.versions,
-            ModelCall.engine_ms,
-            ModelCall.sampled_node_id,
-            ModelCall.started_at,
-            ModelCall.committed_at,
-            ModelCall.delivered_at,
-            ModelCall.failure,
+            ModelCallRow.id,
+            AttemptRow.number.label("attempt"),
+            ModelCallRow.index,
+            ModelCallRow.status,
+            ModelCallRow.role,
+            ModelCallRow.dialect,
+            ModelCallRow.finish_reason,
+            ModelCallRow.num_input_tokens,
+            ModelCallRow.num_reused_tokens,
+            (ModelCallRow.num_input_tokens - ModelCallRow.num_reused_tokens).label("num_encoded_tokens"),
+            ModelCallRow.num_cached_tokens,
+            ModelCallRow.num_output_tokens,
+            ModelCallRow.num_malformed_tool_calls,
+            TreeNodeRow.versions,
+            ModelCallRow.engine_ms,
+            ModelCallRow.sampled_node_id,
+            ModelCallRow.started_at,
+            ModelCallRow.committed_at,
+            ModelCallRow.delivered_at,
+            ModelCallRow.failure,
         )
-        .join(Attempt, Attempt.id == ModelCall.attempt_id)
-        .outerjoin(TreeNode, TreeNode.id == ModelCall.sampled_node_id)
-        .where(ModelCall.execution_id == execution)
-        .order_by(Attempt.number, ModelCall.index)
+        .join(AttemptRow, AttemptRow.id == ModelCallRow.attempt_id)
+        .outerjoin(TreeNodeRow, TreeNodeRow.id == ModelCallRow.sampled_node_id)
+        .where(ModelCallRow.execution_id == execution)
+        .order_by(AttemptRow.number, ModelCallRow.index)
     )
     return records(session, query)
 
@@ -81,26 +90,26 @@ def trajectories(session: Session, execution: str) -> list[Record]:
     advantage, leaf_node_id, target_node_ids."""
     query = (
         select(
-            Trajectory.index.label("path"),
-            Trajectory.role,
-            Trajectory.num_tokens,
-            Trajectory.num_targets,
-            Trajectory.batch_id,
-            Batch.version,
-            BatchExecution.advantage,
-            Trajectory.leaf_node_id,
-            Trajectory.target_node_ids,
+            TrajectoryRow.index.label("path"),
+            TrajectoryRow.role,
+            TrajectoryRow.num_tokens,
+            TrajectoryRow.num_targets,
+            TrajectoryRow.batch_id,
+            BatchRow.version,
+            BatchExecutionRow.advantage,
+            TrajectoryRow.leaf_node_id,
+            TrajectoryRow.target_node_ids,
         )
-        .join(Batch, Batch.id == Trajectory.batch_id)
+        .join(BatchRow, BatchRow.id == TrajectoryRow.batch_id)
         .outerjoin(
-            BatchExecution,
+            BatchExecutionRow,
             and_(
-                BatchExecution.batch_id == Trajectory.batch_id,
-                BatchExecution.execution_id == Trajectory.execution_id,
+                BatchExecutionRow.batch_id == TrajectoryRow.batch_id,
+                BatchExecutionRow.execution_id == TrajectoryRow.execution_id,
             ),
         )
-        .where(Trajectory.execution_id == execution)
-        .order_by(Trajectory.index)
+        .where(TrajectoryRow.execution_id == execution)
+        .order_by(TrajectoryRow.index)
     )
     return records(session, query)
 
@@ -116,23 +125,23 @@ def tree(session: Session, execution: str, selected: Sequence[Record]) -> list[R
     """
     query = (
         select(
-            TreeNode.id,
-            TreeNode.attempt_id,
-            TreeNode.index,
-            TreeNode.call_id,
-            TreeNode.parent_id,
-            TreeNode.parent_offset,
-            TreeNode.position,
-            TreeNode.kind,
-            TreeNode.num_tokens,
-            ModelCall.role,
-            TreeNode.versions,
-            TreeNode.finish_reason,
+            TreeNodeRow.id,
+            TreeNodeRow.attempt_id,
+            TreeNodeRow.index,
+            TreeNodeRow.call_id,
+            TreeNodeRow.parent_id,
+            TreeNodeRow.parent_offset,
+            TreeNodeRow.position,
+            TreeNodeRow.kind,
+            TreeNodeRow.num_tokens,
+            ModelCallRow.role,
+            TreeNodeRow.versions,
+            TreeNodeRow.finish_reason,
         )
-        .join(Attempt, Attempt.id == TreeNode.attempt_id)
-        .join(ModelCall, ModelCall.id == TreeNode.call_id)
-        .where(Attempt.execution_id == execution)
-        .order_by(Attempt.number, TreeNode.index)
+        .join(AttemptRow, AttemptRow.id == TreeNodeRow.attempt_id)
+        .join(ModelCallRow, ModelCallRow.id == TreeNodeRow.call_id)
+        .where(AttemptRow.execution_id == execution)
+        .order_by(AttemptRow.number, TreeNodeRow.index)
     )
     nodes = records(session, query)
     _count_reuse(nodes, session, execution)
@@ -142,8 +151,8 @@ def tree(session: Session, execution: str, selected: Sequence[Record]) -> list[R
 
 def _count_reuse(nodes: Sequence[Record], session: Session, execution: str) -> None:
     """From the last node to the first, so that each is looked at once: children come after parents."""
-    inputs = select(ModelCall.context_node_id).where(
-        ModelCall.execution_id == execution, ModelCall.context_node_id.is_not(None)
+    inputs = select(ModelCallRow.context_node_id).where(
+        ModelCallRow.execution_id == execution, ModelCallRow.context_node_id.is_not(None)
     )
     through = Counter(session.scalars(inputs))
     for node in reversed(nodes):

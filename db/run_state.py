@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db import runs
-from db.models import PolicyVersion, Run, Task
+from db.models import PolicyVersionRow, RunRow, TaskRow
 from gyre.contracts.errors import BadInput
 from gyre.contracts.lifecycle import RUN, RunStatus, advance
 
@@ -24,7 +24,7 @@ def newest_config(session: Session, run: str) -> dict[str, Any]:
 
 def advance_status(session: Session, run: str, status: RunStatus, *, failure: str | None = None) -> None:
     """Move the run along its lifecycle; a repeat changes nothing."""
-    row = session.get_one(Run, run, with_for_update={"key_share": True})
+    row = session.get_one(RunRow, run, with_for_update={"key_share": True})
     if row.status == status:
         return
     if row.status in TERMINAL:
@@ -36,18 +36,18 @@ def advance_status(session: Session, run: str, status: RunStatus, *, failure: st
 
 def newest_version(session: Session, run: str) -> int:
     """The newest completed policy version; 0 before the first update."""
-    query = select(func.max(PolicyVersion.version)).where(PolicyVersion.run_id == run)
+    query = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.run_id == run)
     return session.scalar(query) or 0
 
 
 def task_ids(session: Session, run: str, split: str) -> Sequence[str]:
     """Tasks of a split, in name order."""
-    query = select(Task.id).where(Task.run_id == run, Task.split == split)
-    return session.scalars(query.order_by(Task.name)).all()
+    query = select(TaskRow.id).where(TaskRow.run_id == run, TaskRow.split == split)
+    return session.scalars(query.order_by(TaskRow.name)).all()
 
 
 def mark_published(session: Session, run: str, version: int, num_bytes: int) -> None:
     """Say that every serving engine has verified the version; a repeat keeps the first time."""
-    row = session.get_one(PolicyVersion, (run, version), with_for_update=True)
+    row = session.get_one(PolicyVersionRow, (run, version), with_for_update=True)
     if row.published_at is None:
         row.published_at, row.published_bytes = func.now(), num_bytes

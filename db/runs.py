@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from db import run_state
-from db.models import Run, RunConfig, Task
+from db.models import RunConfigRow, RunRow, TaskRow
 from gyre.contracts.ids import RunId, task_id
 from gyre.contracts.lifecycle import RunStatus
 
@@ -27,36 +27,36 @@ class NewTask:
     """Of the folder's files."""
 
 
-def find(session: Session, run: str) -> Run | None:
+def find(session: Session, run: str) -> RunRow | None:
     """The run's row, or None."""
-    return session.get(Run, run, populate_existing=True)
+    return session.get(RunRow, run, populate_existing=True)
 
 
-def newest_first(session: Session) -> list[Run]:
-    return list(session.scalars(select(Run).order_by(Run.created_at.desc(), Run.id)))
+def newest_first(session: Session) -> list[RunRow]:
+    return list(session.scalars(select(RunRow).order_by(RunRow.created_at.desc(), RunRow.id)))
 
 
 def create(session: Session, run: RunId) -> bool:
     """Insert the run. False when a run of that name is there already; nothing is changed then."""
     values = {"id": run, "status": RunStatus.CREATED, "secret": secrets.token_bytes(SECRET_BYTES)}
-    made = session.execute(insert(Run).values(**values).on_conflict_do_nothing().returning(Run.id))
+    made = session.execute(insert(RunRow).values(**values).on_conflict_do_nothing().returning(RunRow.id))
     return made.first() is not None
 
 
-def latest_config(session: Session, run: str) -> RunConfig | None:
+def latest_config(session: Session, run: str) -> RunConfigRow | None:
     """The newest revision of the run's resolved configuration."""
-    query = select(RunConfig).where(RunConfig.run_id == run).order_by(RunConfig.revision.desc())
+    query = select(RunConfigRow).where(RunConfigRow.run_id == run).order_by(RunConfigRow.revision.desc())
     return session.scalars(query.limit(1)).first()
 
 
 def revise_config(session: Session, run: RunId, resolved: dict[str, Any], fingerprint: str) -> int:
     """Store the configuration as a new revision unless it equals the newest; the revision in force."""
-    session.get_one(Run, run, with_for_update={"key_share": True})  # two revisers would mint one number
+    session.get_one(RunRow, run, with_for_update={"key_share": True})  # two revisers would mint one number
     latest = latest_config(session, run)
     if latest is not None and latest.resolved == resolved:
         return latest.revision
     revision = latest.revision + 1 if latest is not None else 0
-    session.add(RunConfig(run_id=run, revision=revision, resolved=resolved, fingerprint=fingerprint))
+    session.add(RunConfigRow(run_id=run, revision=revision, resolved=resolved, fingerprint=fingerprint))
     session.flush()
     return revision
 
@@ -75,18 +75,18 @@ def add_tasks(session: Session, run: RunId, tasks: Iterable[NewTask]) -> None:
         for task in tasks
     ]
     if rows:
-        session.execute(insert(Task).values(rows).on_conflict_do_nothing())
+        session.execute(insert(TaskRow).values(rows).on_conflict_do_nothing())
 
 
 def ended_for_s(session: Session, run: str) -> float:
     """Seconds since the run ended; 0 while it has not."""
-    age = func.extract("epoch", func.now() - Run.finished_at)
-    return float(session.scalar(select(func.coalesce(age, 0)).where(Run.id == run)) or 0)
+    age = func.extract("epoch", func.now() - RunRow.finished_at)
+    return float(session.scalar(select(func.coalesce(age, 0)).where(RunRow.id == run)) or 0)
 
 
 def mark_stopped(session: Session, run: RunId) -> RunStatus:
     """Say that the run was stopped, unless it had ended by itself; the status it has now."""
-    row = session.get_one(Run, run, with_for_update={"key_share": True})
+    row = session.get_one(RunRow, run, with_for_update={"key_share": True})
     if row.status not in run_state.TERMINAL:
         run_state.advance_status(session, run, RunStatus.STOPPED)
     return RunStatus(row.status)

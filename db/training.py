@@ -9,16 +9,16 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased
 
 from db.models import (
-    Batch,
-    BatchExecution,
-    Cell,
-    Checkpoint,
-    Contribution,
-    MicroStep,
-    PolicyVersion,
-    QueryGroup,
-    Trajectory,
-    TreeNode,
+    BatchExecutionRow,
+    BatchRow,
+    CellRow,
+    CheckpointRow,
+    ContributionRow,
+    MicroStepRow,
+    PolicyVersionRow,
+    QueryGroupRow,
+    TrajectoryRow,
+    TreeNodeRow,
 )
 from gyre.contracts.errors import Fenced, TrainerFailed
 from gyre.contracts.ids import BatchId, CellId, RunId, checkpoint_id, run_of
@@ -57,7 +57,7 @@ class StoredVersion:
 
 def lock_epoch(session: Session, claimant: Claimant) -> None:
     """Hold the cell's row FOR SHARE, so that a new epoch waits for this transaction. Raises Fenced."""
-    query = select(Cell.epoch).where(Cell.id == claimant.cell).with_for_update(read=True)
+    query = select(CellRow.epoch).where(CellRow.id == claimant.cell).with_for_update(read=True)
     epoch = session.scalars(query).first()
     if epoch != claimant.epoch:
         raise Fenced(f"{claimant.cell} is at epoch {epoch}; epoch {claimant.epoch} is over")
@@ -65,21 +65,25 @@ def lock_epoch(session: Session, claimant: Claimant) -> None:
 
 def claim_micro_step(
     session: Session, batch: BatchId, kind: MicroStepKind, claimant: Claimant
-) -> MicroStep | None:
+) -> MicroStepRow | None:
     """Take the open micro-step of lowest index; two claimants never get the same one. None: none is open."""
     lock_epoch(session, claimant)
     free = (
-        select(MicroStep.index)
-        .where(MicroStep.batch_id == batch, MicroStep.kind == kind, MicroStep.status == MicroStepStatus.OPEN)
-        .order_by(MicroStep.index)
+        select(MicroStepRow.index)
+        .where(
+            MicroStepRow.batch_id == batch,
+            MicroStepRow.kind == kind,
+            MicroStepRow.status == MicroStepStatus.OPEN,
+        )
+        .order_by(MicroStepRow.index)
         .limit(1)
         .with_for_update(skip_locked=True)
     )
     claimed = (
-        update(MicroStep)
-        .where(MicroStep.batch_id == batch, MicroStep.index == free.scalar_subquery())
+        update(MicroStepRow)
+        .where(MicroStepRow.batch_id == batch, MicroStepRow.index == free.scalar_subquery())
         .values(status=MicroStepStatus.CLAIMED, claimed_by=str(claimant), claimed_at=func.now())
-        .returning(MicroStep)
+        .returning(MicroStepRow)
     )
     return session.scalars(claimed).first()
 
@@ -88,15 +92,15 @@ def finish_micro_step(session: Session, batch: BatchId, index: int, claimant: Cl
     """Say that the claimant's process holds the result. Raises Fenced if the claim is not its own."""
     lock_epoch(session, claimant)
     finished = session.execute(
-        update(MicroStep)
+        update(MicroStepRow)
         .where(
-            MicroStep.batch_id == batch,
-            MicroStep.index == index,
-            MicroStep.claimed_by == str(claimant),
-            MicroStep.status == MicroStepStatus.CLAIMED,
+            MicroStepRow.batch_id == batch,
+            MicroStepRow.index == index,
+            MicroStepRow.claimed_by == str(claimant),
+            MicroStepRow.status == MicroStepStatus.CLAIMED,
         )
         .values(status=MicroStepStatus.DONE, done_at=func.now())
-        .returning(MicroStep.index)
+        .returning(MicroStepRow.index)
     )
     if finished.first() is None:
         raise Fenced(f"micro-step {index} of {batch} is not claimed by {claimant}")
@@ -109,57 +113,57 @@ def reopen_claims(session: Session, batch: BatchId, claimant: Claimant) -> int:
     """
     lock_epoch(session, claimant)
     reopened = session.execute(
-        update(MicroStep)
+        update(MicroStepRow)
         .where(
-            MicroStep.batch_id == batch,
-            MicroStep.status != MicroStepStatus.OPEN,
-            MicroStep.claimed_by.startswith(f"{claimant.cell}/", autoescape=True),
+            MicroStepRow.batch_id == batch,
+            MicroStepRow.status != MicroStepStatus.OPEN,
+            MicroStepRow.claimed_by.startswith(f"{claimant.cell}/", autoescape=True),
         )
         .values(status=MicroStepStatus.OPEN, claimed_by=None, claimed_at=None, done_at=None)
-        .returning(MicroStep.index)
+        .returning(MicroStepRow.index)
     )
     return len(reopened.all())
 
 
-def micro_steps_of(session: Session, batch: BatchId) -> Sequence[MicroStep]:
+def micro_steps_of(session: Session, batch: BatchId) -> Sequence[MicroStepRow]:
     """All micro-steps of a batch in index order."""
     return session.scalars(
-        select(MicroStep).where(MicroStep.batch_id == batch).order_by(MicroStep.index)
+        select(MicroStepRow).where(MicroStepRow.batch_id == batch).order_by(MicroStepRow.index)
     ).all()
 
 
-def executions_of(session: Session, batch: BatchId) -> dict[str, BatchExecution]:
+def executions_of(session: Session, batch: BatchId) -> dict[str, BatchExecutionRow]:
     """The batch's frozen executions by id."""
-    rows = session.scalars(select(BatchExecution).where(BatchExecution.batch_id == batch))
+    rows = session.scalars(select(BatchExecutionRow).where(BatchExecutionRow.batch_id == batch))
     return {row.execution_id: row for row in rows}
 
 
-def trajectories_of(session: Session, ids: Iterable[str]) -> list[Trajectory]:
+def trajectories_of(session: Session, ids: Iterable[str]) -> list[TrajectoryRow]:
     """The named trajectories, in the order named. Raises TrainerFailed if one does not exist."""
     names = list(ids)
-    rows = {row.id: row for row in session.scalars(select(Trajectory).where(Trajectory.id.in_(names)))}
+    rows = {row.id: row for row in session.scalars(select(TrajectoryRow).where(TrajectoryRow.id.in_(names)))}
     missing = [name for name in names if name not in rows]
     if missing:
         raise TrainerFailed(f"trajectory {missing[0]} does not exist")
     return [rows[name] for name in names]
 
 
-def paths_to(session: Session, leaves: Iterable[str]) -> dict[str, TreeNode]:
+def paths_to(session: Session, leaves: Iterable[str]) -> dict[str, TreeNodeRow]:
     """Every node from the named leaves up to their roots, by id, in one query."""
-    seed = select(TreeNode.id, TreeNode.parent_id).where(TreeNode.id.in_(list(leaves)))
+    seed = select(TreeNodeRow.id, TreeNodeRow.parent_id).where(TreeNodeRow.id.in_(list(leaves)))
     path = seed.cte("path", recursive=True)
-    parent = aliased(TreeNode)
+    parent = aliased(TreeNodeRow)
     path = path.union(select(parent.id, parent.parent_id).join(path, parent.id == path.c.parent_id))
-    rows = session.scalars(select(TreeNode).where(TreeNode.id.in_(select(path.c.id))))
+    rows = session.scalars(select(TreeNodeRow).where(TreeNodeRow.id.in_(select(path.c.id))))
     return {row.id: row for row in rows}
 
 
 def version_of(session: Session, run: str, version: int) -> StoredVersion | None:
     """A completed policy version and its checkpoint, or None."""
     query = (
-        select(PolicyVersion, Checkpoint)
-        .join(Checkpoint, Checkpoint.id == PolicyVersion.checkpoint_id)
-        .where(PolicyVersion.run_id == run, PolicyVersion.version == version)
+        select(PolicyVersionRow, CheckpointRow)
+        .join(CheckpointRow, CheckpointRow.id == PolicyVersionRow.checkpoint_id)
+        .where(PolicyVersionRow.run_id == run, PolicyVersionRow.version == version)
     )
     found = session.execute(query).first()
     if found is None:
@@ -192,7 +196,7 @@ def commit_version(
     """
     lock_epoch(session, claimant)
     run = run_of(batch)
-    row = session.get_one(Batch, batch, with_for_update=True)
+    row = session.get_one(BatchRow, batch, with_for_update=True)
     if existing := version_of(session, run, row.version):
         return existing
     steps = micro_steps_of(session, batch)
@@ -205,7 +209,7 @@ def commit_version(
     _close_batch(session, row, metrics)
     contribution = f"{batch}/contribution/{claimant}"
     session.add(
-        Contribution(
+        ContributionRow(
             id=contribution,
             batch_id=batch,
             cell_id=claimant.cell,
@@ -225,12 +229,12 @@ def _insert_version(session: Session, run: str, stored: StoredVersion, batch: Ba
     common = {"run_id": run, "version": stored.version, "sha256": stored.sha256}
     files = {"weights_key": stored.weights_key, "optimizer_key": stored.optimizer_key}
     session.execute(
-        insert(Checkpoint)
+        insert(CheckpointRow)
         .values(id=checkpoint, num_bytes=stored.num_bytes, **files, **common)
         .on_conflict_do_nothing()
     )
     session.execute(
-        insert(PolicyVersion)
+        insert(PolicyVersionRow)
         .values(checkpoint_id=checkpoint, batch_id=batch, **common)
         .on_conflict_do_nothing()
     )
@@ -242,8 +246,8 @@ def _committed(session: Session, run: str, version: int) -> StoredVersion:
     return found
 
 
-def _close_batch(session: Session, batch: Batch, metrics: dict[str, Any]) -> None:
+def _close_batch(session: Session, batch: BatchRow, metrics: dict[str, Any]) -> None:
     batch.status, batch.metrics, batch.trained_at = BatchStatus.TRAINED, metrics, func.now()
-    groups = select(QueryGroup).where(QueryGroup.batch_id == batch.id).with_for_update()
+    groups = select(QueryGroupRow).where(QueryGroupRow.batch_id == batch.id).with_for_update()
     for group in session.scalars(groups):
         group.status = advance(GROUP, GroupStatus(group.status), GroupStatus.TRAINED)

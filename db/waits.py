@@ -4,7 +4,7 @@ from sqlalchemy import delete
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db.models import Wait
+from db.models import WaitRow
 
 
 def begin(session: Session, *, run: str, owner: str, waits_for: str, expected_s: float) -> None:
@@ -12,11 +12,11 @@ def begin(session: Session, *, run: str, owner: str, waits_for: str, expected_s:
     end(session, owner=owner, keep=waits_for)
     values = {"id": f"{owner}:{waits_for}", "run_id": run, "owner": owner}
     session.execute(
-        insert(Wait).values(**values, waits_for=waits_for, expected_s=expected_s).on_conflict_do_nothing()
+        insert(WaitRow).values(**values, waits_for=waits_for, expected_s=expected_s).on_conflict_do_nothing()
     )
 
 
 def end(session: Session, *, owner: str, keep: str | None = None) -> None:
     """Remove the owner's waits, all but the one to keep."""
-    query = delete(Wait).where(Wait.owner == owner)
-    session.execute(query if keep is None else query.where(Wait.waits_for != keep))
+    query = delete(WaitRow).where(WaitRow.owner == owner)
+    session.execute(query if keep is None else query.where(WaitRow.waits_for != keep))

@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from db import calls
-from db.models import ModelCall, TreeNode
+from db.models import ModelCallRow, TreeNodeRow
 from gateway.dialects.base import Finished
 from gateway.errors import Unauthorized
 from gateway.rendering import Renderer
@@ -180,7 +180,7 @@ def load_state(session: Session, attempt: AttemptId) -> AttemptState:
 
 
 def restored(
-    attempt: AttemptId, facts: calls.AttemptFacts, nodes: Sequence[TreeNode], rows: Sequence[ModelCall]
+    attempt: AttemptId, facts: calls.AttemptFacts, nodes: Sequence[TreeNodeRow], rows: Sequence[ModelCallRow]
 ) -> AttemptState:
     """The tree, the keys and the answers of the rows; no call under way.
 
@@ -197,7 +197,7 @@ def restored(
     return state
 
 
-def finished_of(row: ModelCall) -> Finished | None:
+def finished_of(row: ModelCallRow) -> Finished | None:
     """The answer of a committed row."""
     if row.status != CallStatus.COMMITTED or row.response is None:
         return None

@@ -14,14 +14,14 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
+from app import stack
+from app.stack import postgres
+from app.stack.ports import HOST, choose_port
 from db import groups, migrate
-from db.models import Run, RunConfig, Task
+from db.models import RunConfigRow, RunRow, TaskRow
 from db.session import connect, transaction
-from gyre import stack
 from gyre.contracts.ids import ExecutionId, GroupId, RunId, execution_id, group_id, task_id
 from gyre.settings import Services
-from gyre.stack import postgres
-from gyre.stack.ports import HOST, choose_port
 
 # A busy machine must not fail a property: nothing here is a timing claim.
 hypothesis.settings.register_profile("gyre", deadline=None)
@@ -114,10 +114,10 @@ def _with_database(dsn: str, name: str) -> str:
 def group(database: Engine) -> GroupId:
     """A running train group of two executions."""
     with transaction(database) as session:
-        session.add(Run(id=RUN, status="running", secret=b"k"))
+        session.add(RunRow(id=RUN, status="running", secret=b"k"))
         session.flush()
-        session.add(RunConfig(run_id=RUN, revision=0, resolved={}, fingerprint="f"))
-        session.add(Task(id=task_id(RUN, "a"), run_id=RUN, name="a", split="train", path="p", sha256="s"))
+        session.add(RunConfigRow(run_id=RUN, revision=0, resolved={}, fingerprint="f"))
+        session.add(TaskRow(id=task_id(RUN, "a"), run_id=RUN, name="a", split="train", path="p", sha256="s"))
         session.flush()
         groups.dispatch(session, RUN, task_id(RUN, "a"), index=0, size=2, version=0)
     return group_id(RUN, 0)

@@ -7,7 +7,7 @@ import numpy as np
 from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
-from db.models import Attempt, ModelCall, Trajectory, TreeNode
+from db.models import AttemptRow, ModelCallRow, TrajectoryRow, TreeNodeRow
 
 SAMPLING = {"temperature": 1.0}
 
@@ -81,7 +81,7 @@ class Grown:
 
     def write(self, session: Session) -> None:
         session.add(
-            Attempt(
+            AttemptRow(
                 id=self.attempt,
                 execution_id=self.execution,
                 run_id=self.execution.split("/group")[0].removeprefix("run/"),
@@ -93,14 +93,18 @@ class Grown:
         )
         session.flush()
         links = [(call["id"], call.pop("context", None), call.pop("sampled", None)) for call in self.calls]
-        for table, rows in ((ModelCall, self.calls), (TreeNode, self.nodes), (Trajectory, self.trajectories)):
+        for table, rows in (
+            (ModelCallRow, self.calls),
+            (TreeNodeRow, self.nodes),
+            (TrajectoryRow, self.trajectories),
+        ):
             names = {name for row in rows for name in row}
             if rows:
                 session.execute(insert(table), [{name: row.get(name) for name in names} for row in rows])
         for name, context, sampled in links:
             if sampled is not None:
                 ends = {"context_node_id": self._name(context), "sampled_node_id": self._name(sampled)}
-                session.execute(update(ModelCall).where(ModelCall.id == name).values(**ends))
+                session.execute(update(ModelCallRow).where(ModelCallRow.id == name).values(**ends))
 
     def _call(self, role: str, **columns: Any) -> str:
         index = len(self.calls)

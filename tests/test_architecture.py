@@ -27,7 +27,7 @@ def test_workflows_load_nothing_heavy(room: str) -> None:
 
 def test_help_loads_no_command() -> None:
     code = (
-        "import contextlib, sys\nfrom gyre.cli.main import main\n"
+        "import contextlib, sys\nfrom app.cli.main import main\n"
         "with contextlib.suppress(SystemExit): main(['--help'])\n"
         "assert not {'typer', 'sqlalchemy', 'temporalio', 'torch'} & sys.modules.keys(), sys.modules.keys()"
     )

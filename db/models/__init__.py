@@ -1,41 +1,49 @@
 """The tables, by aggregate."""
 
-from db.models.cells import Cell, CellTransition, Lease, Wait
-from db.models.rollouts import Attempt, Blob, Evaluation, Execution, QueryGroup, Reward, Snapshot
-from db.models.runs import Run, RunConfig, Task
-from db.models.training import (
-    Batch,
-    BatchExecution,
-    Checkpoint,
-    Contribution,
-    MicroStep,
-    PolicyVersion,
-    Trajectory,
+from db.models.cells import CellRow, CellTransitionRow, LeaseRow, WaitRow
+from db.models.rollouts import (
+    AttemptRow,
+    BlobRow,
+    EvaluationRow,
+    ExecutionRow,
+    QueryGroupRow,
+    RewardRow,
+    SnapshotRow,
 )
-from db.models.trees import ModelCall, TreeNode
+from db.models.runs import RunConfigRow, RunRow, TaskRow
+from db.models.training import (
+    BatchExecutionRow,
+    BatchRow,
+    CheckpointRow,
+    ContributionRow,
+    MicroStepRow,
+    PolicyVersionRow,
+    TrajectoryRow,
+)
+from db.models.trees import ModelCallRow, TreeNodeRow
 
 __all__ = [
-    "Attempt",
-    "Batch",
-    "BatchExecution",
-    "Blob",
-    "Cell",
-    "CellTransition",
-    "Checkpoint",
-    "Contribution",
-    "Evaluation",
-    "Execution",
-    "Lease",
-    "MicroStep",
-    "ModelCall",
-    "PolicyVersion",
-    "QueryGroup",
-    "Reward",
-    "Run",
-    "RunConfig",
-    "Snapshot",
-    "Task",
-    "Trajectory",
-    "TreeNode",
-    "Wait",
+    "AttemptRow",
+    "BatchExecutionRow",
+    "BatchRow",
+    "BlobRow",
+    "CellRow",
+    "CellTransitionRow",
+    "CheckpointRow",
+    "ContributionRow",
+    "EvaluationRow",
+    "ExecutionRow",
+    "LeaseRow",
+    "MicroStepRow",
+    "ModelCallRow",
+    "PolicyVersionRow",
+    "QueryGroupRow",
+    "RewardRow",
+    "RunConfigRow",
+    "RunRow",
+    "SnapshotRow",
+    "TaskRow",
+    "TrajectoryRow",
+    "TreeNodeRow",
+    "WaitRow",
 ]

@@ -9,7 +9,7 @@ from db.base import Base, created, one_of
 from gyre.contracts.lifecycle import CellRole
 
 
-class Cell(Base):
+class CellRow(Base):
     __tablename__ = "cell"
     __table_args__ = (one_of("role", CellRole),)
 
@@ -30,7 +30,7 @@ class Cell(Base):
     updated_at: Mapped[datetime] = created()
 
 
-class CellTransition(Base):
+class CellTransitionRow(Base):
     __tablename__ = "cell_transition"
     __table_args__ = (one_of("to_role", CellRole),)
 
@@ -43,7 +43,7 @@ class CellTransition(Base):
     at: Mapped[datetime] = created()
 
 
-class Lease(Base):
+class LeaseRow(Base):
     """A named lease with a fencing epoch; times are Postgres ``now()``."""
 
     __tablename__ = "lease"
@@ -54,7 +54,7 @@ class Lease(Base):
     expires_at: Mapped[datetime]
 
 
-class Wait(Base):
+class WaitRow(Base):
     """Something that waits: what for, since when, whose it is and how long it should take."""
 
     __tablename__ = "wait"

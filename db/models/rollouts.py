@@ -18,7 +18,7 @@ from gyre.contracts.lifecycle import (
 )
 
 
-class QueryGroup(Base):
+class QueryGroupRow(Base):
     __tablename__ = "query_group"
     __table_args__ = (
         UniqueConstraint("run_id", "index"),
@@ -43,7 +43,7 @@ class QueryGroup(Base):
     ready_at: Mapped[datetime | None]
 
 
-class Execution(Base):
+class ExecutionRow(Base):
     __tablename__ = "execution"
     __table_args__ = (
         UniqueConstraint("group_id", "index"),
@@ -68,7 +68,7 @@ class Execution(Base):
     terminal_at: Mapped[datetime | None]
 
 
-class Attempt(Base):
+class AttemptRow(Base):
     """One try of an execution. Writers lock the open row FOR SHARE in their own transaction."""
 
     __tablename__ = "attempt"
@@ -88,7 +88,7 @@ class Attempt(Base):
     sealed_at: Mapped[datetime | None]
 
 
-class Blob(Base):
+class BlobRow(Base):
     """Only a confirmed row proves that an object exists in S3."""
 
     __tablename__ = "blob"
@@ -103,7 +103,7 @@ class Blob(Base):
     confirmed_at: Mapped[datetime | None]
 
 
-class Snapshot(Base):
+class SnapshotRow(Base):
     __tablename__ = "snapshot"
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -118,7 +118,7 @@ class Snapshot(Base):
     taken_at: Mapped[datetime] = created()
 
 
-class Evaluation(Base):
+class EvaluationRow(Base):
     __tablename__ = "evaluation"
     __table_args__ = (UniqueConstraint("execution_id", "number"), one_of("status", EvaluationStatus))
 
@@ -135,7 +135,7 @@ class Evaluation(Base):
     ended_at: Mapped[datetime | None]
 
 
-class Reward(Base):
+class RewardRow(Base):
     __tablename__ = "reward"
     __table_args__ = (CheckConstraint("value >= 0 AND value <= 1", name="value_in_unit"),)
 

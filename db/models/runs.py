@@ -10,7 +10,7 @@ from db.base import Base, created, one_of
 from gyre.contracts.lifecycle import RunStatus
 
 
-class Run(Base):
+class RunRow(Base):
     __tablename__ = "run"
     __table_args__ = (one_of("status", RunStatus),)
 
@@ -28,7 +28,7 @@ class Run(Base):
     """When it was last taken up after it had failed or been stopped."""
 
 
-class RunConfig(Base):
+class RunConfigRow(Base):
     __tablename__ = "run_config"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id"), primary_key=True)
@@ -39,7 +39,7 @@ class RunConfig(Base):
     created_at: Mapped[datetime] = created()
 
 
-class Task(Base):
+class TaskRow(Base):
     __tablename__ = "task"
 
     id: Mapped[str] = mapped_column(primary_key=True)

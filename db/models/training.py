@@ -15,7 +15,7 @@ from gyre.contracts.lifecycle import (
 )
 
 
-class Batch(Base):
+class BatchRow(Base):
     """Everything the update that makes ``version`` needs; it can be redone from its rows."""
 
     __tablename__ = "batch"
@@ -32,7 +32,7 @@ class Batch(Base):
     trained_at: Mapped[datetime | None]
 
 
-class BatchExecution(Base):
+class BatchExecutionRow(Base):
     """Freezes the reward that each scored execution trains on."""
 
     __tablename__ = "batch_execution"
@@ -46,7 +46,7 @@ class BatchExecution(Base):
     """|T_i|, over all its trajectories."""
 
 
-class Trajectory(Base):
+class TrajectoryRow(Base):
     """One extracted root-to-leaf path; its targets overlap with no other trajectory's."""
 
     __tablename__ = "trajectory"
@@ -65,7 +65,7 @@ class Trajectory(Base):
     """Sampled nodes on the path whose tokens are targets here."""
 
 
-class MicroStep(Base):
+class MicroStepRow(Base):
     __tablename__ = "micro_step"
     __table_args__ = (one_of("status", MicroStepStatus), one_of("kind", MicroStepKind))
 
@@ -82,7 +82,7 @@ class MicroStep(Base):
     done_at: Mapped[datetime | None]
 
 
-class Contribution(Base):
+class ContributionRow(Base):
     """What one cell claimed and computed in a batch: accepted or void as a whole."""
 
     __tablename__ = "contribution"
@@ -103,7 +103,7 @@ class Contribution(Base):
     created_at: Mapped[datetime] = created()
 
 
-class Checkpoint(Base):
+class CheckpointRow(Base):
     __tablename__ = "checkpoint"
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -119,7 +119,7 @@ class Checkpoint(Base):
     created_at: Mapped[datetime] = created()
 
 
-class PolicyVersion(Base):
+class PolicyVersionRow(Base):
     """An update is completed when this row is committed; only then may anyone read the version."""
 
     __tablename__ = "policy_version"

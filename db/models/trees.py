@@ -11,7 +11,7 @@ from db.base import Base, created, one_of
 from gyre.contracts.lifecycle import CallStatus, FinishReason, NodeKind
 
 
-class TreeNode(Base):
+class TreeNodeRow(Base):
     """A run of tokens that follows the first ``parent_offset`` tokens of its parent.
 
     A branch inside a node is a child with a smaller ``parent_offset``: nodes are never split and
@@ -49,7 +49,7 @@ class TreeNode(Base):
     """Sampled nodes: hash of the canonical conversation that ends with this answer."""
 
 
-class ModelCall(Base):
+class ModelCallRow(Base):
     __tablename__ = "model_call"
     __table_args__ = (
         UniqueConstraint("attempt_id", "index"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config
 
+from db.object_store import BlobStore
 from db.session import connect
 from db.training import Claimant
 from gpu_workers.trainer.device import resolve
@@ -20,7 +21,6 @@ from gpu_workers.trainer.trainer import Trainer, read_config
 from gyre.contracts.ids import CellId
 from gyre.contracts.processes import TrainerBoot, read_boot
 from gyre.settings import Services
-from gyre.store import BlobStore
 
 PR_SET_PDEATHSIG = 1
 NUM_THREADS = 1

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import training
-from db.models import BatchExecution, MicroStep
+from db.models import BatchExecutionRow, MicroStepRow
 from db.session import transaction
 from db.training import Claimant
 from gpu_workers.trainer.data import Path, assemble
@@ -28,7 +28,7 @@ class BatchWork:
     """What this process holds of a batch: results by micro-step, so that a batch is covered exactly once."""
 
     batch: BatchId
-    executions: dict[str, BatchExecution]
+    executions: dict[str, BatchExecutionRow]
     scored: dict[int, StepResult] = field(default_factory=dict)
     """By score micro-step."""
     results: dict[int, StepResult] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class BatchRunner:
 
     def _round(self, work: BatchWork, kind: MicroStepKind) -> bool:
         """One micro-step for each replica; False when none was open."""
-        claimed: list[tuple[MicroStep, list[Path]]] = []
+        claimed: list[tuple[MicroStepRow, list[Path]]] = []
         with transaction(self._database) as session:
             while len(claimed) < self._ranks.data_parallel:
                 step = training.claim_micro_step(session, work.batch, kind, self._claimant)
@@ -109,7 +109,7 @@ class BatchRunner:
 
 
 def load_paths(
-    session: Any, step: MicroStep, executions: dict[str, BatchExecution], section: LossSection
+    session: Any, step: MicroStepRow, executions: dict[str, BatchExecutionRow], section: LossSection
 ) -> list[Path]:
     """The micro-step's paths that can have a gradient."""
     rows = [row for row in training.trajectories_of(session, step.trajectory_ids) if row.num_targets > 0]

@@ -12,12 +12,12 @@ from sqlalchemy import Engine
 from transformers import Qwen3Config
 
 from db import training
+from db.object_store import BlobStore
 from db.session import transaction
 from db.training import StoredVersion
 from gpu_workers.trainer.model import DTYPES
 from gpu_workers.trainer.weights import read_safetensors, select_weights
 from gpu_workers.transfer import payload_sha256
-from gyre.store import BlobStore
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from db.models import BatchExecution, Trajectory, TreeNode
+from db.models import BatchExecutionRow, TrajectoryRow, TreeNodeRow
 from gpu_workers.trainer.model import Row
 from gyre.contracts.errors import TrainingImpossible
 from gyre.contracts.lifecycle import NodeKind
@@ -42,7 +42,9 @@ class Packed:
     num_targets: torch.Tensor
 
 
-def assemble(trajectory: Trajectory, nodes: Mapping[str, TreeNode], execution: BatchExecution) -> Path:
+def assemble(
+    trajectory: TrajectoryRow, nodes: Mapping[str, TreeNodeRow], execution: BatchExecutionRow
+) -> Path:
     """The path from the root to the trajectory's leaf. Raises TrainingImpossible if the rows disagree."""
     path = segments_to(trajectory.leaf_node_id, nodes)
     wanted = set(trajectory.target_node_ids)
@@ -68,7 +70,7 @@ def assemble(trajectory: Trajectory, nodes: Mapping[str, TreeNode], execution: B
     )
 
 
-def _logprobs(node: TreeNode, cut: int) -> NDArray[np.float32]:
+def _logprobs(node: TreeNodeRow, cut: int) -> NDArray[np.float32]:
     if node.kind != NodeKind.SAMPLED or node.logprobs is None:
         raise TrainingImpossible(f"{node.id} was not sampled by the policy, so it cannot be a target")
     logprobs = np.frombuffer(node.logprobs, "<f4", count=cut)

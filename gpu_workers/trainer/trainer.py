@@ -6,7 +6,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from db import training
-from db.models import Batch
+from db.models import BatchRow
+from db.object_store import BlobStore
 from db.run_state import newest_config
 from db.session import transaction
 from db.training import Claimant, StoredVersion
@@ -19,7 +20,6 @@ from gyre.contracts.engine import WeightsReference
 from gyre.contracts.errors import TrainerFailed
 from gyre.contracts.ids import BatchId, run_of
 from gyre.settings.runfile import RunFile
-from gyre.store import BlobStore
 
 
 class Trainer:
@@ -54,7 +54,7 @@ class Trainer:
         Raises TrainerFailed unless the trainer holds the version before it.
         """
         with transaction(self._database) as session:
-            row = session.get(Batch, batch)
+            row = session.get(BatchRow, batch)
             done = row and training.version_of(session, self._run, row.version)
         if row is None:
             raise TrainerFailed(f"{batch} does not exist")
@@ -86,7 +86,7 @@ class Trainer:
         """Void every published copy."""
         self._source.close()
 
-    def _update(self, row: Batch, config: RunFile) -> dict[str, Any]:
+    def _update(self, row: BatchRow, config: RunFile) -> dict[str, Any]:
         runner = BatchRunner(self._database, self._ranks, self._replica, self._claimant, config)
         work = runner.run(BatchId(row.id))
         metrics = metrics_of(work, config.loss, row.num_executions)
@@ -104,7 +104,7 @@ class Trainer:
         self.version = row.version
         return {"version": row.version, "sha256": committed.sha256, "metrics": metrics}
 
-    def _close(self, row: Batch, config: RunFile, metrics: dict[str, Any], work: BatchWork) -> CloseResult:
+    def _close(self, row: BatchRow, config: RunFile, metrics: dict[str, Any], work: BatchWork) -> CloseResult:
         """Without a gradient there is no step: momentum and weight decay would move the parameters."""
         started = time.monotonic()
         if metrics["skipped"]:
@@ -129,7 +129,7 @@ class Trainer:
                 metrics=metrics,
             )
 
-    def _answer_again(self, row: Batch, stored: StoredVersion) -> dict[str, Any]:
+    def _answer_again(self, row: BatchRow, stored: StoredVersion) -> dict[str, Any]:
         if self.version != stored.version:
             self._take(stored)
         return {"version": stored.version, "sha256": stored.sha256, "metrics": row.metrics or {}}

@@ -1,6 +1,6 @@
 """What the processes of a run are told when they start, and how they find each other.
 
-``gyre/stack`` starts each process as ``python -m <module> --boot FILE`` where FILE holds one of these
+``app/stack`` starts each process as ``python -m <module> --boot FILE`` where FILE holds one of these
 documents as JSON, mode 0600 (it carries the services' credentials). Nothing else is passed.
 """
 
@@ -96,7 +96,7 @@ def gateway_of(attempt: AttemptId, gateways: Sequence[GatewayAddress]) -> Gatewa
 
 
 class WorkerBoot(Boot):
-    """``python -m activities.worker``: workflows, control, short, evaluate and host queues."""
+    """``python -m app.worker``: workflows, control, short, evaluate and host queues."""
 
     gateways: list[GatewayAddress] = Field(min_length=1)
     harness_slots: int = Field(ge=1)

@@ -9,7 +9,7 @@ from gyre.contracts.errors import BadInput
 from gyre.contracts.roles import RoleRule
 from gyre.settings.problems import first_problem
 
-CATALOGUE = Path(__file__).parents[1] / "sandbox" / "catalogue"
+CATALOGUE = Path(__file__).parents[2] / "sandbox" / "catalogue"
 
 
 class HarnessFacts(BaseModel):

@@ -65,7 +65,7 @@ class TasksSection(Section):
 
 class HarnessSection(Section):
     name: str = "tiny"
-    """A file of the catalogue, ``gyre/sandbox/catalogue``, without its ending."""
+    """A file of the catalogue, ``sandbox/catalogue``, without its ending."""
     options: dict[str, str] = Field(default_factory=dict[str, str])
     """Passed to the adapter's command line template."""
 

@@ -9,7 +9,7 @@ from temporalio.api.enums.v1 import EventType
 
 from activities.milestones import Milestones
 from db import attempts
-from db.models import ModelCall
+from db.models import ModelCallRow
 from db.session import connect, transaction
 from gyre.contracts.ids import AttemptId, ExecutionId, call_id
 from gyre.durable import client as durable
@@ -19,7 +19,7 @@ from gyre.settings import Services
 def add_call(database: Engine, execution: ExecutionId, attempt: AttemptId, index: int) -> None:
     with transaction(database) as session:
         session.add(
-            ModelCall(
+            ModelCallRow(
                 id=call_id(attempt, index),
                 attempt_id=attempt,
                 execution_id=execution,

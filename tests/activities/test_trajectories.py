@@ -8,19 +8,19 @@ from sqlalchemy import Engine, func, select
 
 from activities.trajectories import TrajectoryActivities
 from db.models import (
-    Batch,
-    BatchExecution,
-    Blob,
-    Execution,
-    MicroStep,
-    QueryGroup,
-    Reward,
-    Run,
-    RunConfig,
-    Snapshot,
-    Task,
-    Trajectory,
-    TreeNode,
+    BatchExecutionRow,
+    BatchRow,
+    BlobRow,
+    ExecutionRow,
+    MicroStepRow,
+    QueryGroupRow,
+    RewardRow,
+    RunConfigRow,
+    RunRow,
+    SnapshotRow,
+    TaskRow,
+    TrajectoryRow,
+    TreeNodeRow,
 )
 from db.session import transaction
 from gyre.contracts.ids import RunId, batch_id, execution_id, group_id
@@ -63,11 +63,11 @@ def run(database: Engine) -> Engine:
         }
     )
     with transaction(database) as session:
-        session.add(Run(id=RUN, status="running", secret=b"k"))
+        session.add(RunRow(id=RUN, status="running", secret=b"k"))
         session.flush()
-        session.add(RunConfig(run_id=RUN, revision=0, resolved=config.resolved(), fingerprint="f"))
-        session.add(Task(id="t", run_id=RUN, name="a", split="train", path="p", sha256="s"))
-        session.add(Blob(key=BLOB, sha256="00", num_bytes=1, status="confirmed"))
+        session.add(RunConfigRow(run_id=RUN, revision=0, resolved=config.resolved(), fingerprint="f"))
+        session.add(TaskRow(id="t", run_id=RUN, name="a", split="train", path="p", sha256="s"))
+        session.add(BlobRow(key=BLOB, sha256="00", num_bytes=1, status="confirmed"))
     return database
 
 
@@ -76,7 +76,7 @@ def add_group(run: Engine, index: int, members: Sequence[tuple[str, float | None
     group = group_id(RUN, index)
     with transaction(run) as session:
         session.add(
-            QueryGroup(
+            QueryGroupRow(
                 id=group,
                 run_id=RUN,
                 index=index,
@@ -90,12 +90,12 @@ def add_group(run: Engine, index: int, members: Sequence[tuple[str, float | None
         session.flush()
         for number, (disposition, reward, grow) in enumerate(members):
             name = execution_id(group, number)
-            session.add(Execution(id=name, group_id=group, run_id=RUN, index=number))
+            session.add(ExecutionRow(id=name, group_id=group, run_id=RUN, index=number))
             session.flush()
             if reward is not None:
-                session.add(Reward(id=f"{name}/reward", execution_id=name, value=reward))
+                session.add(RewardRow(id=f"{name}/reward", execution_id=name, value=reward))
                 session.flush()
-            row = session.get_one(Execution, name)
+            row = session.get_one(ExecutionRow, name)
             row.status, row.disposition = "terminal", disposition
             row.reward_id = None if reward is None else f"{name}/reward"
             earlier, scored, later = (Grown(name, attempt) for attempt in (1, 2, 3))
@@ -106,8 +106,8 @@ def add_group(run: Engine, index: int, members: Sequence[tuple[str, float | None
             session.add_all(snapshot(attempt.attempt, name) for attempt in (earlier, scored))
 
 
-def snapshot(attempt: str, execution: str) -> Snapshot:
-    return Snapshot(
+def snapshot(attempt: str, execution: str) -> SnapshotRow:
+    return SnapshotRow(
         id=f"{attempt}/snapshot",
         attempt_id=attempt,
         execution_id=execution,
@@ -126,15 +126,15 @@ def targets_of(run: Engine) -> dict[str, list[tuple[str, int]]]:
     """Execution -> (target node, its tokens) of all its trajectories."""
     found: dict[str, list[tuple[str, int]]] = defaultdict(list)
     with transaction(run) as session:
-        sizes = {row.id: row.num_tokens for row in session.scalars(select(TreeNode))}
-        for row in session.scalars(select(Trajectory)):
+        sizes = {row.id: row.num_tokens for row in session.scalars(select(TreeNodeRow))}
+        for row in session.scalars(select(TrajectoryRow)):
             found[row.execution_id] += [(name, sizes[name]) for name in row.target_node_ids]
     return dict(found)
 
 
-def frozen(run: Engine) -> dict[str, BatchExecution]:
+def frozen(run: Engine) -> dict[str, BatchExecutionRow]:
     with transaction(run) as session:
-        return {row.execution_id: row for row in session.scalars(select(BatchExecution))}
+        return {row.execution_id: row for row in session.scalars(select(BatchExecutionRow))}
 
 
 def advantages_of(run: Engine) -> dict[str, float]:
@@ -154,7 +154,7 @@ def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Engine) -> None:
     assert result.num_targets == 53
     assert {name: row.num_targets for name, row in frozen(run).items()} == by_execution
     with transaction(run) as session:
-        counted = sum(row.num_targets for row in session.scalars(select(Trajectory)))
+        counted = sum(row.num_targets for row in session.scalars(select(TrajectoryRow)))
     assert counted == 53
 
 
@@ -168,7 +168,7 @@ def test_b8_a_forked_rollout_moves_no_other_rollouts_advantage(run: Engine) -> N
         [1, -1, -1, 1]
     )
     with transaction(run) as session:
-        for row in session.scalars(select(Trajectory)):
+        for row in session.scalars(select(TrajectoryRow)):
             own = [row.leaf_node_id, *row.target_node_ids]
             assert all(name.startswith(f"{row.execution_id}/attempt/2/") for name in own)
 
@@ -192,7 +192,7 @@ def test_placeholders_and_excluded_executions_train_nothing(run: Engine) -> None
     # Neither moves the baseline: the mean of 1 and 0 is between the two.
     assert advantages_of(run) == pytest.approx(dict(zip(sorted(scored), (1, -1), strict=True)))
     with transaction(run) as session:
-        assert session.get_one(Batch, batch_id(RUN, 1)).num_executions == 2
+        assert session.get_one(BatchRow, batch_id(RUN, 1)).num_executions == 2
 
 
 def test_executions_without_an_advantage_take_no_room_from_others(run: Engine) -> None:
@@ -201,10 +201,10 @@ def test_executions_without_an_advantage_take_no_room_from_others(run: Engine) -
     add_group(run, 1, [("scored", 1.0, forked), ("scored", 0.0, linear)])
     opened(run)
     with transaction(run) as session:
-        owner = {row.id: row.execution_id for row in session.scalars(select(Trajectory))}
+        owner = {row.id: row.execution_id for row in session.scalars(select(TrajectoryRow))}
         steps = [
             {owner[trajectory] for trajectory in row.trajectory_ids}
-            for row in session.scalars(select(MicroStep).order_by(MicroStep.index))
+            for row in session.scalars(select(MicroStepRow).order_by(MicroStepRow.index))
         ]
     silent, trained = ({execution_id(group_id(RUN, group), i) for i in (0, 1)} for group in (0, 1))
     assert steps == [trained, silent]

@@ -12,12 +12,11 @@ import torch
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from app.audit.report import AuditReport
+from app.audit.witness import audit_session
+from db.object_store import BlobStore, s3_client
 from db.session import connect
-from gyre.audit.report import AuditReport
-from gyre.audit.witness import audit_session
 from gyre.settings import Services
-from gyre.store import BlobStore
-from gyre.store.blobs import s3_client
 from tests.audit import small_run
 
 TEMPLATE = "gyre_audited"

@@ -15,28 +15,28 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from db.models import (
-    Attempt,
-    Batch,
-    BatchExecution,
-    Cell,
-    CellTransition,
-    Checkpoint,
-    Contribution,
-    Evaluation,
-    Execution,
-    MicroStep,
-    PolicyVersion,
-    QueryGroup,
-    Reward,
-    Run,
-    RunConfig,
-    Snapshot,
-    Task,
-    Trajectory,
+    AttemptRow,
+    BatchExecutionRow,
+    BatchRow,
+    CellRow,
+    CellTransitionRow,
+    CheckpointRow,
+    ContributionRow,
+    EvaluationRow,
+    ExecutionRow,
+    MicroStepRow,
+    PolicyVersionRow,
+    QueryGroupRow,
+    RewardRow,
+    RunConfigRow,
+    RunRow,
+    SnapshotRow,
+    TaskRow,
+    TrajectoryRow,
 )
+from db.object_store import BlobStore
 from db.session import transaction
 from gyre.settings import RunFile
-from gyre.store import BlobStore
 from tests.audit.small_tree import RUN, START, Tree, make_policies, sha256
 
 NUM_OUTPUT = 64
@@ -84,16 +84,16 @@ def _add_run(session: Session, folder: Path) -> None:
         "tasks": {"train": str(folder)},
     }
     resolved = RunFile.model_validate(config).resolved()
-    session.add(Run(id=RUN, status="finished", secret=b"secret"))
+    session.add(RunRow(id=RUN, status="finished", secret=b"secret"))
     session.flush()
-    session.add(RunConfig(run_id=RUN, revision=1, resolved=resolved, fingerprint="x"))
-    session.add(Task(id=f"run/{RUN}/task/t", run_id=RUN, name="t", split="train", path="t", sha256="x"))
+    session.add(RunConfigRow(run_id=RUN, revision=1, resolved=resolved, fingerprint="x"))
+    session.add(TaskRow(id=f"run/{RUN}/task/t", run_id=RUN, name="t", split="train", path="t", sha256="x"))
 
 
 def _add_batches(session: Session) -> None:
     for version, size in ((1, 4), (2, 3)):
         session.add(
-            Batch(
+            BatchRow(
                 id=f"run/{RUN}/batch/{version}",
                 run_id=RUN,
                 version=version,
@@ -110,7 +110,7 @@ def _add_versions(session: Session, policies: list[Any], keys: list[str], folder
         payload = sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors)))
         name = f"run/{RUN}/checkpoint/{version}"
         session.add(
-            Checkpoint(
+            CheckpointRow(
                 id=name,
                 run_id=RUN,
                 version=version,
@@ -122,7 +122,7 @@ def _add_versions(session: Session, policies: list[Any], keys: list[str], folder
         session.flush()
         batch = f"run/{RUN}/batch/{version}" if version else None
         session.add(
-            PolicyVersion(run_id=RUN, version=version, sha256=payload, checkpoint_id=name, batch_id=batch)
+            PolicyVersionRow(run_id=RUN, version=version, sha256=payload, checkpoint_id=name, batch_id=batch)
         )
     session.flush()
 
@@ -132,7 +132,7 @@ def _add_group(session: Session, index: int, policies: list[Any], workspace: str
     group = f"run/{RUN}/group/{index}"
     batch = f"run/{RUN}/batch/{batch_version}" if batch_version else None
     session.add(
-        QueryGroup(
+        QueryGroupRow(
             id=group,
             run_id=RUN,
             index=index,
@@ -169,7 +169,7 @@ def _add_execution(
 ) -> None:
     disposition = {None: "excluded", "-": "placeholder"}.get(reward, "excluded")
     session.add(
-        Execution(
+        ExecutionRow(
             id=name,
             group_id=group,
             run_id=RUN,
@@ -187,7 +187,7 @@ def _add_tree(
 ) -> Tree:
     attempt = f"{execution}/attempt/1"
     session.add(
-        Attempt(
+        AttemptRow(
             id=attempt,
             execution_id=execution,
             run_id=RUN,
@@ -224,7 +224,7 @@ def _add_tree(
 def _score_execution(session: Session, execution: str, value: float, workspace: str) -> None:
     attempt, evaluation = f"{execution}/attempt/1", f"{execution}/evaluation/1"
     session.add(
-        Snapshot(
+        SnapshotRow(
             id=f"{attempt}/snapshot",
             attempt_id=attempt,
             execution_id=execution,
@@ -236,7 +236,7 @@ def _score_execution(session: Session, execution: str, value: float, workspace: 
     )
     session.flush()
     session.add(
-        Evaluation(
+        EvaluationRow(
             id=evaluation,
             execution_id=execution,
             snapshot_id=f"{attempt}/snapshot",
@@ -246,9 +246,9 @@ def _score_execution(session: Session, execution: str, value: float, workspace: 
     )
     session.flush()
     reward = f"{evaluation}/reward"
-    session.add(Reward(id=reward, execution_id=execution, evaluation_id=evaluation, value=value))
+    session.add(RewardRow(id=reward, execution_id=execution, evaluation_id=evaluation, value=value))
     session.flush()
-    row = session.get_one(Execution, execution)
+    row = session.get_one(ExecutionRow, execution)
     row.disposition, row.reward_id = "scored", reward
     session.flush()
 
@@ -257,7 +257,7 @@ def _train_execution(session: Session, execution: str, batch: str, advantage: fl
     first, second, third = (call.sampled_node_id for call in tree.calls)
     paths = [[first, second], [third]]
     session.add(
-        BatchExecution(
+        BatchExecutionRow(
             batch_id=batch,
             execution_id=execution,
             reward_id=f"{execution}/evaluation/1/reward",
@@ -267,7 +267,7 @@ def _train_execution(session: Session, execution: str, batch: str, advantage: fl
     )
     for index, targets in enumerate(paths):
         session.add(
-            Trajectory(
+            TrajectoryRow(
                 id=f"{execution}/trajectory/{index}",
                 execution_id=execution,
                 batch_id=batch,
@@ -283,12 +283,12 @@ def _train_execution(session: Session, execution: str, batch: str, advantage: fl
 
 
 def _add_micro_steps(session: Session, batch: str) -> None:
-    names = [t.id for t in session.query(Trajectory).filter_by(batch_id=batch).order_by(Trajectory.id)]
+    names = [t.id for t in session.query(TrajectoryRow).filter_by(batch_id=batch).order_by(TrajectoryRow.id)]
     middle = len(names) // 2
     for index, part in enumerate((names[:2], names[:middle], names[middle:])):
         kind = "score" if index == 0 else "grad"
         session.add(
-            MicroStep(
+            MicroStepRow(
                 batch_id=batch, index=index, kind=kind, trajectory_ids=part, num_tokens=1, status="done"
             )
         )
@@ -297,13 +297,13 @@ def _add_micro_steps(session: Session, batch: str) -> None:
 
 def _add_cell(session: Session) -> None:
     cell = f"run/{RUN}/cell/0"
-    session.add(Cell(id=cell, run_id=RUN, index=0, capacity=4, epoch=1))
+    session.add(CellRow(id=cell, run_id=RUN, index=0, capacity=4, epoch=1))
     session.flush()
     roles = ("rollout", "draining", "loading", "training", "returning", "rollout")
     for version, start in ((1, 2.0), (2, 6.0)):
         for step, (before, after) in enumerate(pairwise(roles)):
             session.add(
-                CellTransition(
+                CellTransitionRow(
                     cell_id=cell,
                     command_id=f"{version}/{step}",
                     epoch=1,
@@ -314,7 +314,7 @@ def _add_cell(session: Session) -> None:
             )
             session.flush()
         session.add(
-            Contribution(
+            ContributionRow(
                 id=f"run/{RUN}/batch/{version}/contribution/0",
                 batch_id=f"run/{RUN}/batch/{version}",
                 cell_id=cell,

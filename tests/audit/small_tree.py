@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from db.models import ModelCall, TreeNode
+from db.models import ModelCallRow, TreeNodeRow
 
 RUN = "audited"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,13 +61,13 @@ class Tree:
     policies: list[Any]
     temperature: float
     draw: np.random.Generator
-    nodes: list[TreeNode] = field(default_factory=list)
-    calls: list[ModelCall] = field(default_factory=list)
+    nodes: list[TreeNodeRow] = field(default_factory=list)
+    calls: list[ModelCallRow] = field(default_factory=list)
     paths: dict[str, list[int]] = field(default_factory=dict)
 
     def call(
-        self, num_context: int, versions: list[list[int]], parent: TreeNode | None, offset: int
-    ) -> TreeNode:
+        self, num_context: int, versions: list[list[int]], parent: TreeNodeRow | None, offset: int
+    ) -> TreeNodeRow:
         """One committed call: new context after ``offset`` tokens of ``parent``, then an answer."""
         number = len(self.calls) + 1
         name = f"{self.attempt}/call/{number}"
@@ -78,7 +78,7 @@ class Tree:
         sampled.logprobs = self._logprobs(prompt, output, versions).astype("<f4").tobytes()
         sampled.finish_reason = "stop"
         self.calls.append(
-            ModelCall(
+            ModelCallRow(
                 id=name,
                 attempt_id=self.attempt,
                 execution_id=self.execution,
@@ -103,11 +103,11 @@ class Tree:
         return sampled
 
     def _node(
-        self, call: str, ids: list[int], parent: TreeNode | None, offset: int, **values: Any
-    ) -> TreeNode:
+        self, call: str, ids: list[int], parent: TreeNodeRow | None, offset: int, **values: Any
+    ) -> TreeNodeRow:
         before = self._prefix(parent, offset)
         index = len(self.nodes)
-        node = TreeNode(
+        node = TreeNodeRow(
             id=f"{self.attempt}/node/{index}",
             attempt_id=self.attempt,
             index=index,
@@ -123,7 +123,7 @@ class Tree:
         self.nodes.append(node)
         return node
 
-    def _prefix(self, parent: TreeNode | None, offset: int) -> list[int]:
+    def _prefix(self, parent: TreeNodeRow | None, offset: int) -> list[int]:
         return self.paths[parent.id][: parent.position + offset] if parent else []
 
     def _random(self, count: int) -> list[int]:

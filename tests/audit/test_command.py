@@ -8,11 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gyre.audit.command import audit
+from app.audit.command import audit
+from app.stack.files import StateDir
+from app.stack.runs import ensure_run
 from gyre.contracts.errors import BadInput
 from gyre.settings import Services
-from gyre.stack.files import StateDir
-from gyre.stack.runs import ensure_run
 from tests.audit.small_tree import RUN
 
 STABLE_KEYS = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from gyre.audit.history import largest_payload_bytes
+from app.audit.history import largest_payload_bytes
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId
 from gyre.settings import Services

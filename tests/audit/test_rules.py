@@ -8,31 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import app.audit
 import db.audit
-import gyre.audit
-from db.audit import SpanRow
-from gyre.audit.findings import CHECKS, MAX_SENTENCES, Findings
-from gyre.audit.report import LINES, AuditReport
-from gyre.audit.selection import choose_calls
-from gyre.audit.training import advantages
+from app.audit.findings import CHECKS, MAX_SENTENCES, Findings
+from app.audit.report import LINES, AuditReport
+from app.audit.selection import choose_calls
+from app.audit.training import advantages
+from db.audit import AuditSpan
 
 ALLOWED = (
-    "gyre.audit", "gyre.contracts", "gyre.settings", "gyre.stack", "db.audit", "db.session",
+    "app.audit", "gyre.contracts", "gyre.settings", "app.stack", "db.audit", "db.session",
 )  # fmt: skip
 ROOMS = ("gyre", "db", "gateway", "activities", "workflows", "gpu_workers")
 
 spans = st.lists(
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), min_size=1, max_size=3), max_size=40
-).map(lambda calls: [SpanRow(str(i), [list(part) for part in call], 0) for i, call in enumerate(calls)])
+).map(lambda calls: [AuditSpan(str(i), [list(part) for part in call], 0) for i, call in enumerate(calls)])
 
 
-def tokens_of(spans: list[SpanRow], chosen: set[str], version: int) -> int:
+def tokens_of(spans: list[AuditSpan], chosen: set[str], version: int) -> int:
     return sum(n for span in spans if span.call_id in chosen for v, n in span.versions if v == version)
 
 
 @given(spans, st.integers(0, 400), st.integers(0, 3))
 def test_each_version_gets_its_share_of_the_recomputed_tokens(
-    spans: list[SpanRow], max_tokens: int, seed: int
+    spans: list[AuditSpan], max_tokens: int, seed: int
 ) -> None:
     chosen = choose_calls(spans, max_tokens, seed)
     everything = {span.call_id for span in spans}
@@ -45,7 +45,7 @@ def test_each_version_gets_its_share_of_the_recomputed_tokens(
 
 
 def test_a_version_with_few_tokens_leaves_its_share_to_the_others() -> None:
-    spans = [SpanRow("small", [[0, 10]], 0), *(SpanRow(f"{i}", [[1, 10]], 0) for i in range(100))]
+    spans = [AuditSpan("small", [[0, 10]], 0), *(AuditSpan(f"{i}", [[1, 10]], 0) for i in range(100))]
     chosen = choose_calls(spans, 400, seed=0)
     assert "small" in chosen
     assert tokens_of(spans, chosen, 1) == 390
@@ -85,7 +85,7 @@ def test_every_line_of_the_table_is_a_number_of_the_report() -> None:
 
 
 def test_the_witness_shares_no_code_with_what_it_audits() -> None:
-    files = [*Path(gyre.audit.__path__[0]).glob("*.py"), Path(db.audit.__file__)]
+    files = [*Path(app.audit.__path__[0]).glob("*.py"), Path(db.audit.__file__)]
     for file in files:
         for name in _imports(file):
             ours = name.split(".")[0] in ROOMS

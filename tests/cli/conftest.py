@@ -8,14 +8,23 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from app.cli.main import main
+from app.stack.files import StateDir
+from app.stack.runs import RunRecord, write_run
 from db import runs
-from db.models import Attempt, Batch, BatchExecution, Execution, ModelCall, QueryGroup, Reward, TreeNode
+from db.models import (
+    AttemptRow,
+    BatchExecutionRow,
+    BatchRow,
+    ExecutionRow,
+    ModelCallRow,
+    QueryGroupRow,
+    RewardRow,
+    TreeNodeRow,
+)
 from db.session import transaction
-from gyre.cli.main import main
 from gyre.contracts.ids import RunId
 from gyre.settings import Services
-from gyre.stack.files import StateDir
-from gyre.stack.runs import RunRecord, write_run
 
 RUN = RunId("seen")
 ROLLOUT = f"run/{RUN}/group/0/rollout/0"
@@ -46,10 +55,12 @@ def populated(state_dir: Path, database: Engine) -> Engine:
     with transaction(database) as session:
         runs.create(session, RUN)
         runs.add_tasks(session, RUN, [runs.NewTask("t", "train", "/t", "0")])
-        session.add(Batch(id=f"run/{RUN}/batch/1", run_id=RUN, version=1, status="trained", num_executions=1))
+        session.add(
+            BatchRow(id=f"run/{RUN}/batch/1", run_id=RUN, version=1, status="trained", num_executions=1)
+        )
         session.flush()
         session.add(
-            QueryGroup(
+            QueryGroupRow(
                 id=f"run/{RUN}/group/0",
                 run_id=RUN,
                 index=0,
@@ -62,16 +73,16 @@ def populated(state_dir: Path, database: Engine) -> Engine:
         )
         session.flush()
         session.add(
-            Execution(id=ROLLOUT, group_id=f"run/{RUN}/group/0", run_id=RUN, index=0, status="running")
+            ExecutionRow(id=ROLLOUT, group_id=f"run/{RUN}/group/0", run_id=RUN, index=0, status="running")
         )
         session.flush()
-        session.add(Reward(id=f"{ROLLOUT}/evaluation/0/reward", execution_id=ROLLOUT, value=0.25))
+        session.add(RewardRow(id=f"{ROLLOUT}/evaluation/0/reward", execution_id=ROLLOUT, value=0.25))
         session.flush()
-        execution = session.get_one(Execution, ROLLOUT)
+        execution = session.get_one(ExecutionRow, ROLLOUT)
         execution.status, execution.disposition = "terminal", "scored"
         execution.reward_id = f"{ROLLOUT}/evaluation/0/reward"
         session.add(
-            Execution(
+            ExecutionRow(
                 id=f"run/{RUN}/group/0/rollout/1",
                 group_id=f"run/{RUN}/group/0",
                 run_id=RUN,
@@ -82,7 +93,7 @@ def populated(state_dir: Path, database: Engine) -> Engine:
             )
         )
         session.add(
-            BatchExecution(
+            BatchExecutionRow(
                 batch_id=f"run/{RUN}/batch/1",
                 execution_id=ROLLOUT,
                 reward_id=f"{ROLLOUT}/evaluation/0/reward",
@@ -97,7 +108,7 @@ def populated(state_dir: Path, database: Engine) -> Engine:
 def _add_calls(session: Session) -> None:
     attempt = f"{ROLLOUT}/attempt/0"
     session.add(
-        Attempt(
+        AttemptRow(
             id=attempt,
             execution_id=ROLLOUT,
             run_id=RUN,
@@ -110,7 +121,7 @@ def _add_calls(session: Session) -> None:
     session.flush()
     for index in range(2):
         session.add(
-            ModelCall(
+            ModelCallRow(
                 id=f"{attempt}/call/{index}",
                 attempt_id=attempt,
                 execution_id=ROLLOUT,
@@ -129,7 +140,7 @@ def _add_calls(session: Session) -> None:
     ):
         name = f"{attempt}/node/{index}"
         session.add(
-            TreeNode(
+            TreeNodeRow(
                 id=name,
                 attempt_id=attempt,
                 index=index,
@@ -147,7 +158,7 @@ def _add_calls(session: Session) -> None:
         session.flush()
         previous = (name, tokens)
         if kind == "context":
-            session.get_one(ModelCall, f"{attempt}/call/{call}").context_node_id = name
+            session.get_one(ModelCallRow, f"{attempt}/call/{call}").context_node_id = name
 
 
 @pytest.fixture

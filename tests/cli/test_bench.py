@@ -34,7 +34,7 @@ TREE_KEYS = {
 
 def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In a home directory of its own, where LiteLLM is not installed."""
-    command = [sys.executable, "-m", "gyre", "bench", *arguments]
+    command = [sys.executable, "-m", "app", "bench", *arguments]
     environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 

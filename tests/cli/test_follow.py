@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gyre.cli import launch
+from app.cli import launch
+from app.stack.files import StateDir
+from app.stack.record import ensure_record
 from gyre.contracts.errors import BadInput, GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
 from gyre.settings import Services
-from gyre.stack.files import StateDir
-from gyre.stack.record import ensure_record
 
 ELSEWHERE = Services(
     temporal_address="127.0.0.1:1",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, select
 
+from app.cli import launch, temporal
 from db import run_state, runs
-from db.models import RunConfig, Task
+from db.models import RunConfigRow, TaskRow
 from db.session import transaction
-from gyre.cli import launch, temporal
 from gyre.contracts.errors import BadInput, GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
@@ -156,8 +156,8 @@ def test_resume_keeps_one_revision_and_one_row_a_task(
     for resume in (False, True, True):
         launch.record(checked, on_database, resume=resume)
     with transaction(database) as session:
-        assert session.scalars(select(RunConfig.revision)).all() == [0]
-        assert session.scalars(select(Task.id)).all() == ["run/r/task/one"]
+        assert session.scalars(select(RunConfigRow.revision)).all() == [0]
+        assert session.scalars(select(TaskRow.id)).all() == ["run/r/task/one"]
 
 
 def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(

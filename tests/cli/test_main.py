@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.cli.main import COMMANDS
+from app.cli.main import COMMANDS
 from tests.cli.conftest import RUN
 
 Gyre = Callable[..., tuple[int, str, str]]
@@ -50,7 +50,7 @@ def test_usage_errors_still_exit_two(
 @pytest.mark.parametrize("name", ["nobody", RUN])
 def test_audit_looks_for_the_run_before_it_loads_torch(state_dir: Path, name: str) -> None:
     code = (
-        "import sys\nfrom gyre.cli.main import main\n"
+        "import sys\nfrom app.cli.main import main\n"
         "try: main(['audit', sys.argv[1]])\n"
         "finally: print('torch' in sys.modules)"
     )

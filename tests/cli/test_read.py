@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, update
 
-from db.models import Execution, QueryGroup, Run
+from db.models import ExecutionRow, QueryGroupRow, RunRow
 from db.session import transaction
 from tests.cli.conftest import ROLLOUT, RUN
 
@@ -36,7 +36,7 @@ def test_show_has_its_stable_keys(gyre: Gyre) -> None:
 
 def test_a_lost_group_unbalances_the_account(gyre: Gyre, populated: Engine) -> None:
     with transaction(populated) as session:
-        session.execute(update(QueryGroup).values(index=1))
+        session.execute(update(QueryGroupRow).values(index=1))
     _, out, _ = gyre("show", RUN, "--json")
     assert json.loads(out)["checks"]["account_balances"] is False
 
@@ -44,11 +44,11 @@ def test_a_lost_group_unbalances_the_account(gyre: Gyre, populated: Engine) -> N
 def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, populated: Engine) -> None:
     def set_status(status: str) -> None:
         with transaction(populated) as session:
-            session.execute(update(Run).values(status=status))
+            session.execute(update(RunRow).values(status=status))
 
     with transaction(populated) as session:
         session.execute(
-            update(Execution).values(status="running", disposition=None, reward_id=None, detail=None)
+            update(ExecutionRow).values(status="running", disposition=None, reward_id=None, detail=None)
         )
     set_status("running")
     assert json.loads(gyre("show", RUN, "--json")[1])["running"] == 2
@@ -62,9 +62,9 @@ def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, pop
 
 def test_a_finished_run_with_an_undisposed_rollout_shows_it(gyre: Gyre, populated: Engine) -> None:
     with transaction(populated) as session:
-        session.execute(update(Run).values(status="finished"))
+        session.execute(update(RunRow).values(status="finished"))
         session.execute(
-            update(Execution).values(status="running", disposition=None, reward_id=None, detail=None)
+            update(ExecutionRow).values(status="running", disposition=None, reward_id=None, detail=None)
         )
     _, out, _ = gyre("show", RUN, "--json")
     assert json.loads(out)["checks"]["every_execution_disposed"] is False

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from app.cli import launch
+from app.stack.files import StateDir
+from app.stack.runs import RunRecord, write_run
 from db import run_state, runs
 from db.session import connect, transaction
-from gyre.cli import launch
 from gyre.contracts.errors import BadInput
 from gyre.contracts.lifecycle import RunStatus
 from gyre.settings import Services
 from gyre.settings.runfile import load_run_file
-from gyre.stack.files import StateDir
-from gyre.stack.runs import RunRecord, write_run
 
 
 def checked_run(folder: Path, name: str) -> launch.CheckedRun:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gyre.cli import temporal
+from app.cli import temporal
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId
 from gyre.settings import Services

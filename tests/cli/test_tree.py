@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
+from app.cli import output
+from app.cli.branches import lines
 from db import rollout_queries
 from db.session import transaction
-from gyre.cli import output
-from gyre.cli.branches import lines
 from tests.cli.conftest import ROLLOUT, RUN
 from tests.grown import Grown
 

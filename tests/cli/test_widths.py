@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from app.cli import output
+from app.cli.output import print_rows
+from app.cli.rollout import print_calls
+from app.cli.show import print_groups, print_rollouts
 from db.session import transaction
-from gyre.cli import output
-from gyre.cli.output import print_rows
-from gyre.cli.rollout import print_calls
-from gyre.cli.show import print_groups, print_rollouts
 from tests.cli.conftest import ROLLOUT, RUN
 from tests.grown import Grown
 

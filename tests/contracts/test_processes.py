@@ -12,7 +12,7 @@ from gyre.contracts.processes import EngineBoot, read_boot
 GOOD = {"model_path": "m", "port": 1, "epoch": 1}
 MODULES = (
     "gateway",
-    "activities.worker",
+    "app.worker",
     "gpu_workers.supervisor",
     "gpu_workers.engine",
     "gpu_workers.trainer",

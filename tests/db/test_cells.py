@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from db import cells
-from db.models import CellTransition
+from db.models import CellTransitionRow
 from db.session import transaction
 from gyre.contracts.errors import Fenced, IllegalTransition
 from gyre.contracts.ids import CellId, GroupId, RunId, cell_id
@@ -40,7 +40,7 @@ def test_a_repeated_command_counts_once(database: Engine, epoch: int) -> None:
         with transaction(database) as session:
             assert cells.enter(session, command(epoch)).role == CellRole.DRAINING
     with transaction(database) as session:
-        assert session.scalar(select(func.count()).select_from(CellTransition)) == 1
+        assert session.scalar(select(func.count()).select_from(CellTransitionRow)) == 1
 
 
 def test_a_dead_life_is_refused(database: Engine, epoch: int) -> None:

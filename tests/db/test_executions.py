@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from db import attempts, calls, evaluations, executions, groups, snapshots
-from db.models import Blob, Execution, ModelCall, Reward
+from db.models import BlobRow, ExecutionRow, ModelCallRow, RewardRow
 from db.session import transaction
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import (
@@ -37,7 +37,7 @@ def seal(database: Engine, attempt: str, failure: str | None = None) -> bool:
 
 def save(database: Engine, attempt: str) -> None:
     with transaction(database) as session:
-        session.add(Blob(key="sha256/0", sha256="0", num_bytes=1, status="confirmed"))
+        session.add(BlobRow(key="sha256/0", sha256="0", num_bytes=1, status="confirmed"))
         session.flush()
         snapshots.record(
             session, AttemptId(attempt), blob_key="sha256/0", num_files=1, num_bytes=1, manifest={}
@@ -47,7 +47,7 @@ def save(database: Engine, attempt: str) -> None:
 def reward(session: Session, execution: ExecutionId) -> str:
     """A reward of 0 for the execution."""
     name = f"{execution}/reward"
-    session.add(Reward(id=name, execution_id=execution, value=0.0))
+    session.add(RewardRow(id=name, execution_id=execution, value=0.0))
     session.flush()
     return name
 
@@ -89,7 +89,7 @@ def test_work_that_could_not_be_saved_is_not_forgotten(database: Engine, executi
     with transaction(database) as session:
         values = {"attempt_id": attempt, "execution_id": execution, "run_id": "r", "index": 0}
         session.add(
-            ModelCall(
+            ModelCallRow(
                 id=call_id(attempt, 0),
                 **values,
                 status="committed",
@@ -142,7 +142,7 @@ def test_a_seal_waits_for_a_write_in_progress(database: Engine, execution: Execu
         sealing.join(0.3)
         assert sealing.is_alive()
         session.add(
-            ModelCall(
+            ModelCallRow(
                 id=call_id(attempt, 0),
                 attempt_id=attempt,
                 execution_id=execution,
@@ -157,7 +157,7 @@ def test_a_seal_waits_for_a_write_in_progress(database: Engine, execution: Execu
     sealing.join(5)
     assert not sealing.is_alive()
     with transaction(database) as session:
-        assert session.get(ModelCall, call_id(attempt, 0)) is not None
+        assert session.get(ModelCallRow, call_id(attempt, 0)) is not None
 
 
 def test_c10_a_disposition_is_final(database: Engine, execution: ExecutionId) -> None:
@@ -205,7 +205,7 @@ def test_a_group_settles_when_all_its_executions_have(database: Engine, group: G
             row, _ = groups.commit_outcome(session, group)
             assert row.status == expected
     with transaction(database) as session:
-        rewarded = session.get_one(Execution, execution_id(group, 0)).reward_id
+        rewarded = session.get_one(ExecutionRow, execution_id(group, 0)).reward_id
         assert executions.reward_value(session, rewarded) == 0.0
 
 

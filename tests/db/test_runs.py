@@ -3,7 +3,7 @@
 from sqlalchemy import Engine, update
 
 from db import groups, run_state, runs
-from db.models import QueryGroup, Task
+from db.models import QueryGroupRow, TaskRow
 from db.session import transaction
 from gyre.contracts.ids import GroupId, RunId, task_id
 from gyre.contracts.lifecycle import GroupStatus, RunStatus
@@ -18,7 +18,7 @@ def drop_groups(database: Engine, first: int, count: int) -> None:
     with transaction(database) as session:
         for index in range(first, first + count):
             groups.dispatch(session, RUN, task_id(RUN, "a"), index=index, size=2, version=0)
-        session.execute(update(QueryGroup).values(status=GroupStatus.DROPPED))
+        session.execute(update(QueryGroupRow).values(status=GroupStatus.DROPPED))
 
 
 def dropped(database: Engine) -> int:
@@ -67,7 +67,9 @@ def test_a_resumed_run_has_not_ended(database: Engine, group: GroupId) -> None:
 def test_a_decision_with_the_longest_task_names_is_below_16_kib(database: Engine, group: GroupId) -> None:
     name = "t" * 255
     with transaction(database) as session:
-        session.add(Task(id=task_id(RUN, name), run_id=RUN, name=name, split="train", path="p", sha256="s"))
+        session.add(
+            TaskRow(id=task_id(RUN, name), run_id=RUN, name=name, split="train", path="p", sha256="s")
+        )
         session.flush()
         for index in range(1, 100):
             groups.dispatch(session, RUN, task_id(RUN, name), index=index, size=2, version=0)

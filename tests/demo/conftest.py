@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from gyre.demo.tokenizer import build_tokenizer
+from app.demo.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="session", autouse=True)

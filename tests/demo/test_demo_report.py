@@ -6,17 +6,17 @@ from sqlalchemy.orm import Session
 from db import demo_report, queries
 from db.demo_report import Rollouts, Trained
 from db.models import (
-    Attempt,
-    Batch,
-    BatchExecution,
-    Execution,
-    ModelCall,
-    QueryGroup,
-    Reward,
-    Run,
-    Task,
-    Trajectory,
-    TreeNode,
+    AttemptRow,
+    BatchExecutionRow,
+    BatchRow,
+    ExecutionRow,
+    ModelCallRow,
+    QueryGroupRow,
+    RewardRow,
+    RunRow,
+    TaskRow,
+    TrajectoryRow,
+    TreeNodeRow,
 )
 from db.session import transaction
 from gyre.contracts.lifecycle import Disposition, Purpose
@@ -31,14 +31,16 @@ def make_group(
     """A group whose executions ended scored, or excluded where the reward is None; the last one runs."""
     name = f"run/demo/group/{index}"
     session.add(
-        QueryGroup(
+        QueryGroupRow(
             id=name, run_id="demo", index=index, task_id="run/demo/task/tamok", purpose=purpose, phase=phase,
             size=len(rewards) + 1, status="running", policy_version=0,
         )
     )  # fmt: skip
     session.flush()
     for position, reward in enumerate([*rewards, RUNNING]):
-        execution = Execution(id=f"{name}/rollout/{position}", group_id=name, run_id="demo", index=position)
+        execution = ExecutionRow(
+            id=f"{name}/rollout/{position}", group_id=name, run_id="demo", index=position
+        )
         session.add(execution)
         session.flush()
         if reward is RUNNING:
@@ -47,8 +49,8 @@ def make_group(
         end(session, execution, reward)
 
 
-def end(session: Session, execution: Execution, reward: float | None) -> None:
-    row = Reward(id=f"{execution.id}/reward", execution_id=execution.id, value=reward or 0.0)
+def end(session: Session, execution: ExecutionRow, reward: float | None) -> None:
+    row = RewardRow(id=f"{execution.id}/reward", execution_id=execution.id, value=reward or 0.0)
     if reward is not None:
         session.add(row)
         session.flush()
@@ -59,10 +61,10 @@ def end(session: Session, execution: Execution, reward: float | None) -> None:
 
 
 def fill(session: Session) -> None:
-    session.add(Run(id="demo", secret=b"s", status="running"))
+    session.add(RunRow(id="demo", secret=b"s", status="running"))
     session.flush()
     session.add(
-        Task(id="run/demo/task/tamok", run_id="demo", name="tamok", split="heldout", path="x", sha256="0")
+        TaskRow(id="run/demo/task/tamok", run_id="demo", name="tamok", split="heldout", path="x", sha256="0")
     )
     session.flush()
     make_group(session, 0, [0.25, None], purpose=Purpose.HELDOUT, phase="before")
@@ -78,11 +80,11 @@ def fill(session: Session) -> None:
 
 def add_batch(session: Session, version: int, status: str, members: list[tuple[str, str]]) -> None:
     name = f"run/demo/batch/{version}"
-    session.add(Batch(id=name, run_id="demo", version=version, status=status, num_executions=len(members)))
+    session.add(BatchRow(id=name, run_id="demo", version=version, status=status, num_executions=len(members)))
     session.flush()
     for execution, rewarded in members:
         session.add(
-            BatchExecution(
+            BatchExecutionRow(
                 batch_id=name,
                 execution_id=execution,
                 reward_id=f"{rewarded}/reward",
@@ -97,7 +99,7 @@ def test_rewards_of_trained_batches_in_order(database: Engine) -> None:
     with transaction(database) as session:
         fill(session)
         assert queries.mean_rewards(session, "demo") == [0.5, 0.5]
-        batch = session.get_one(Batch, "run/demo/batch/3")
+        batch = session.get_one(BatchRow, "run/demo/batch/3")
         batch.status = "trained"
         session.flush()
         assert queries.mean_rewards(session, "demo") == [0.5, 0.5, 0.0]
@@ -132,20 +134,20 @@ def test_heldout_outcomes_keep_what_has_no_score(database: Engine) -> None:
 def sampled_node(session: Session, execution: str, index: int, role: str, tokens: int) -> str:
     """A call of this role and the node that it sampled."""
     attempt = f"{execution}/attempt/1"
-    if session.get(Attempt, attempt) is None:
+    if session.get(AttemptRow, attempt) is None:
         values = {"id": attempt, "execution_id": execution, "run_id": "demo", "number": 1, "host": "h"}
-        session.add(Attempt(**values, status="open"))
+        session.add(AttemptRow(**values, status="open"))
         session.flush()
     call, node = f"{attempt}/call/{index}", f"{attempt}/node/{index}"
     session.add(
-        ModelCall(
+        ModelCallRow(
             id=call, attempt_id=attempt, execution_id=execution, run_id="demo", index=index, dialect="openai",
             role=role, request_key="-", requested={}, sampling={},
         )
     )  # fmt: skip
     session.flush()
     session.add(
-        TreeNode(
+        TreeNodeRow(
             id=node, attempt_id=attempt, index=index, call_id=call, parent_offset=0, position=0,
             kind="sampled", num_tokens=tokens, token_ids=b"\0" * 4 * tokens, logprobs=b"\0" * 4 * tokens,
         )
@@ -156,7 +158,7 @@ def sampled_node(session: Session, execution: str, index: int, role: str, tokens
 
 def add_path(session: Session, batch: int, execution: str, index: int, targets: list[str]) -> None:
     session.add(
-        Trajectory(
+        TrajectoryRow(
             id=f"{execution}/trajectory/{index}", execution_id=execution, batch_id=f"run/demo/batch/{batch}",
             index=index, leaf_node_id=targets[-1], role="main", num_tokens=9, num_targets=9,
             target_node_ids=targets,

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from app.demo import recipe
+from app.demo.command import require_harness, run_name
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RUN_NAME
-from gyre.demo import recipe
-from gyre.demo.command import require_harness, run_name
 from gyre.settings import load_run_file
 
 

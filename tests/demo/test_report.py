@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from app.demo.report import Report, document, lift_stderr, report, side
+from app.demo.screen import print_report, sparkline
 from db.demo_report import Outcome, Trained
 from db.queries import RunSummary
 from gyre.contracts.lifecycle import Disposition, Purpose
-from gyre.demo.report import Report, document, lift_stderr, report, side
-from gyre.demo.screen import print_report, sparkline
 
 KEYS = {
     "run", "seed", "control", "updates", "heldout_before", "heldout_after", "heldout_stderr", "greedy_before",

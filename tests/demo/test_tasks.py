@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre.demo import tasks
-from gyre.demo.tasks import Kind, Task
-from gyre.sandbox.adapters import load_adapter
+from app.demo import tasks
+from app.demo.tasks import Kind, Task
 from gyre.settings.tasks import load_tasks
+from sandbox.adapters import load_adapter
 
 WORD = "tamok"
 TASK = Task(kind=Kind.PLAIN, word=WORD)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gyre.demo.harness import AGENT, SHELL
-from gyre.demo.tasks import Kind, notes, request, solution
-from gyre.demo.tokenizer import IM_END, IM_START, PHRASES, encode, render, token_id
+from app.demo.harness import AGENT, SHELL
+from app.demo.tasks import Kind, notes, request, solution
+from app.demo.tokenizer import IM_END, IM_START, PHRASES, encode, render, token_id
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 PIECES = st.lists(st.one_of(TEXT, st.sampled_from([*PHRASES, IM_END, IM_START, " ", "\n"])), max_size=8)

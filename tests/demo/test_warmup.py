@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from gyre.demo.demonstrations import (
+from app.demo.demonstrations import (
     CAREFUL,
     CARELESS,
     FAILED_SHARE,
@@ -18,11 +18,11 @@ from gyre.demo.demonstrations import (
     command,
     conversations,
 )
-from gyre.demo.model import VOCABULARY_MULTIPLE, build_model, save_model
-from gyre.demo.recipe import CONTEXT_TOKENS
-from gyre.demo.tasks import GOALS, Kind, Task, random_word, score
-from gyre.demo.tokenizer import END_OF_TEXT, IM_END, encode, render, token_id
-from gyre.demo.warmup import WarmupPlan, encode_conversation, learning_rate, warm_up
+from app.demo.model import VOCABULARY_MULTIPLE, build_model, save_model
+from app.demo.recipe import CONTEXT_TOKENS
+from app.demo.tasks import GOALS, Kind, Task, random_word, score
+from app.demo.tokenizer import END_OF_TEXT, IM_END, encode, render, token_id
+from app.demo.warmup import WarmupPlan, encode_conversation, learning_rate, warm_up
 from gyre.settings.models import check_model
 
 

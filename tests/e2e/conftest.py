@@ -14,11 +14,11 @@ import pytest
 import torch
 from sqlalchemy import Engine
 
+from app.demo.model import build_model, save_model
+from app.demo.tasks import draw_split, write_split
+from app.demo.tokenizer import build_tokenizer
+from app.demo.warmup import WarmupPlan, warm_up
 from db.session import connect
-from gyre.demo.model import build_model, save_model
-from gyre.demo.tasks import draw_split, write_split
-from gyre.demo.tokenizer import build_tokenizer
-from gyre.demo.warmup import WarmupPlan, warm_up
 from gyre.settings import Services
 
 RUN_FILE = """
@@ -94,7 +94,7 @@ class World:
         return shown if shown["status"] == "finished" else None
 
     def _command(self, arguments: tuple[str, ...]) -> list[str]:
-        return [sys.executable, "-m", "gyre", *arguments]
+        return [sys.executable, "-m", "app", *arguments]
 
     def _env(self) -> dict[str, str]:
         return {**os.environ, "GYRE_STATE_DIR": str(self.state_dir)}

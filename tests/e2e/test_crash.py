@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from db.models import Execution, ModelCall, PolicyVersion
+from db.models import ExecutionRow, ModelCallRow, PolicyVersionRow
 from db.session import transaction
 from tests.e2e.conftest import World
 
@@ -25,16 +25,18 @@ def in_mid_run(world: World, name: str) -> bool:
     """Some executions have ended, others run, and training has not."""
     with transaction(world.database) as session:
         rows = session.execute(
-            select(Execution.status, func.count()).where(Execution.run_id == name).group_by(Execution.status)
+            select(ExecutionRow.status, func.count())
+            .where(ExecutionRow.run_id == name)
+            .group_by(ExecutionRow.status)
         )
         counts = {row[0]: row[1] for row in rows}
-        calls = session.scalar(select(func.count()).where(ModelCall.run_id == name)) or 0
+        calls = session.scalar(select(func.count()).where(ModelCallRow.run_id == name)) or 0
     return counts.get("running", 0) > 0 and counts.get("terminal", 0) > 0 and calls > 3
 
 
 def after_first_update(world: World, name: str) -> bool:
     with transaction(world.database) as session:
-        query = select(func.max(PolicyVersion.version)).where(PolicyVersion.run_id == name)
+        query = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.run_id == name)
         return (session.scalar(query) or 0) >= 1 and in_mid_run(world, name)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
 
-from db.models import Execution, ModelCall, PolicyVersion, Run, TreeNode
+from db.models import ExecutionRow, ModelCallRow, PolicyVersionRow, RunRow, TreeNodeRow
 from db.session import transaction
 from gyre.contracts.ids import RunId, attempt_id, group_id
 from gyre.contracts.tokens import attempt_token
@@ -69,7 +69,9 @@ def test_the_witness_agrees(world: World, finished: str) -> None:
 
 def test_weights_crossed_by_mooncake_and_bytes_were_counted(world: World, finished: str) -> None:
     with transaction(world.database) as session:
-        query = select(PolicyVersion).where(PolicyVersion.run_id == finished, PolicyVersion.version > 0)
+        query = select(PolicyVersionRow).where(
+            PolicyVersionRow.run_id == finished, PolicyVersionRow.version > 0
+        )
         versions = session.scalars(query).all()
     assert [version.version for version in versions] == [1, 2]
     assert all((version.published_bytes or 0) > 1_000_000 for version in versions)
@@ -79,9 +81,9 @@ def test_weights_crossed_by_mooncake_and_bytes_were_counted(world: World, finish
 def test_every_span_knows_its_version(world: World, finished: str) -> None:
     with transaction(world.database) as session:
         query = (
-            select(TreeNode.versions, TreeNode.num_tokens)
-            .join(ModelCall, ModelCall.id == TreeNode.call_id)
-            .where(ModelCall.run_id == finished, TreeNode.kind == "sampled")
+            select(TreeNodeRow.versions, TreeNodeRow.num_tokens)
+            .join(ModelCallRow, ModelCallRow.id == TreeNodeRow.call_id)
+            .where(ModelCallRow.run_id == finished, TreeNodeRow.kind == "sampled")
         )
         nodes = session.execute(query).all()
     assert {version for spans, _ in nodes for version, _ in spans} == {0, 1, 2}
@@ -95,7 +97,7 @@ def test_no_payload_is_large(histories: list[WorkflowHistory]) -> None:
 
 def test_no_secret_is_in_a_history(world: World, finished: str, histories: list[WorkflowHistory]) -> None:
     with transaction(world.database) as session:
-        secret = session.get_one(Run, finished).secret
+        secret = session.get_one(RunRow, finished).secret
     execution = f"{group_id(RunId(finished), 0)}/rollout/0"
     token = attempt_token(secret, attempt_id(execution, 1))
     text = "".join(history.to_json() for history in histories)
@@ -127,8 +129,8 @@ def test_one_history_tells_a_rollout(world: World, finished: str, histories: lis
     name = f"{group_id(RunId(finished), 3)}/rollout/0"
     told = tell(next(history for history in histories if history.workflow_id == name))
     with transaction(world.database) as session:
-        row = session.get_one(Execution, name)
-        calls = session.scalars(select(ModelCall).where(ModelCall.execution_id == name)).all()
+        row = session.get_one(ExecutionRow, name)
+        calls = session.scalars(select(ModelCallRow).where(ModelCallRow.execution_id == name)).all()
     assert told["stages"] == [
         "open_attempt",
         "provision_workspace",

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from sqlalchemy import Engine
 
-from db.models import Cell, Run
+from db.models import CellRow, RunRow
 from db.session import transaction
 from gateway.clock import Clock
 from gateway.engines import Engines, Sampled
@@ -17,9 +17,9 @@ from gyre.trajectory.arrays import as_ids
 
 def test_a15_followed_and_plain_answers_are_the_same(database: Engine, engine_url: str) -> None:
     with transaction(database) as session:
-        session.add(Run(id="r", secret=b"s"))
+        session.add(RunRow(id="r", secret=b"s"))
         session.flush()
-        session.add(Cell(id="run/r/cell/0", run_id="r", index=0, capacity=8, engine_url=engine_url))
+        session.add(CellRow(id="run/r/cell/0", run_id="r", index=0, capacity=8, engine_url=engine_url))
     told: list[list[int]] = []
     params = SamplingParams(max_new_tokens=40, sampling_seed=7)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from app.audit.rebuild import rebuild
 from db import audit
-from gyre.audit.rebuild import rebuild
 
 COUNTS = """
 SELECT c.id, c.status, c.failure, c.num_input_tokens, c.num_reused_tokens, c.num_output_tokens,
@@ -34,9 +34,9 @@ def _calls_broken(session: Session, run: str) -> Iterator[str]:
 
 
 def _trees_broken(session: Session, run: str) -> Iterator[str]:
-    by_execution: dict[str, list[audit.CallRow]] = defaultdict(list)
+    by_execution: dict[str, list[audit.AuditCall]] = defaultdict(list)
     for row in session.execute(text(audit.CALLS), {"run": run}):
-        call = audit.CallRow(*row)
+        call = audit.AuditCall(*row)
         by_execution[call.execution_id].append(call)
     for execution, calls in by_execution.items():
         nodes = audit.nodes_of(session, execution)
@@ -52,7 +52,9 @@ def _trees_broken(session: Session, run: str) -> Iterator[str]:
         yield from _sharing_broken(nodes, by_id)
 
 
-def _ownership_broken(committed: Sequence[audit.CallRow], nodes: Sequence[audit.NodeRow]) -> Iterator[str]:
+def _ownership_broken(
+    committed: Sequence[audit.AuditCall], nodes: Sequence[audit.AuditNode]
+) -> Iterator[str]:
     """Each sampled node is the answer of one committed call, each node was made by a committed call."""
     answers = Counter(call.sampled_node_id for call in committed)
     makers = {call.id for call in committed}
@@ -63,7 +65,7 @@ def _ownership_broken(committed: Sequence[audit.CallRow], nodes: Sequence[audit.
             yield f"{node.id} ({node.kind}) is the answer of {answers[node.id]} calls"
 
 
-def _sharing_broken(nodes: Sequence[audit.NodeRow], by_id: dict[str, audit.NodeRow]) -> Iterator[str]:
+def _sharing_broken(nodes: Sequence[audit.AuditNode], by_id: dict[str, audit.AuditNode]) -> Iterator[str]:
     """A context node begins where its first token was not in the tree yet: no token is held twice."""
     begun: dict[tuple[str | None, int], set[bytes]] = defaultdict(set)
     for node in nodes:  # in order of arrival

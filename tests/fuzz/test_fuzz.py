@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 
 from db import attempts
-from db.models import Execution, ModelCall
+from db.models import ExecutionRow, ModelCallRow
 from db.session import transaction
 from gateway.attempts import load_state
 from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id
@@ -168,13 +168,13 @@ def attempt_of(world: World, name: str) -> str:
     execution = ExecutionId(f"run/r/group/0/rollout/{index}")
     values = {"id": execution, "group_id": "run/r/group/0", "run_id": "r", "index": index}
     with transaction(world.database) as session:
-        session.execute(insert(Execution).values(**values, status="pending").on_conflict_do_nothing())
+        session.execute(insert(ExecutionRow).values(**values, status="pending").on_conflict_do_nothing())
         attempts.open_attempt(session, execution, 1, "here")
     return attempt_token(SECRET, attempt_id(execution, 1))
 
 
 def settled(world: World) -> bool:
-    in_flight = select(ModelCall.id).where(ModelCall.status == "in_flight").limit(1)
+    in_flight = select(ModelCallRow.id).where(ModelCallRow.status == "in_flight").limit(1)
     return world.read(lambda s: s.scalar(in_flight)) is None
 
 
@@ -197,7 +197,7 @@ def fuzz(world: World, engine: ScriptedEngine, spoken: Spoken, total: int, seed:
 def readable_again(world: World) -> int:
     """Read every attempt as a restarted gateway would; how many tree nodes that gives."""
     with transaction(world.database) as session:
-        names = session.scalars(select(ModelCall.attempt_id).distinct()).all()
+        names = session.scalars(select(ModelCallRow.attempt_id).distinct()).all()
         return sum(len(load_state(session, AttemptId(name)).tree) for name in names)
 
 

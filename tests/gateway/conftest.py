@@ -22,7 +22,16 @@ from sqlalchemy.orm import Session
 from transformers import PreTrainedTokenizerFast
 
 from db import attempts, calls
-from db.models import Cell, Execution, ModelCall, QueryGroup, Run, RunConfig, Task, TreeNode
+from db.models import (
+    CellRow,
+    ExecutionRow,
+    ModelCallRow,
+    QueryGroupRow,
+    RunConfigRow,
+    RunRow,
+    TaskRow,
+    TreeNodeRow,
+)
 from db.session import transaction
 from gateway.__main__ import listening_sockets, running, server
 from gateway.app import App
@@ -101,13 +110,13 @@ class World:
         with transaction(self.database) as session:
             return query(session)
 
-    def calls(self) -> list[ModelCall]:
+    def calls(self) -> list[ModelCallRow]:
         return list(self.read(lambda s: calls.calls(s, self.attempt)))
 
-    def nodes(self) -> list[TreeNode]:
+    def nodes(self) -> list[TreeNodeRow]:
         return list(self.read(lambda s: calls.nodes(s, self.attempt)))
 
-    def leaves(self) -> list[TreeNode]:
+    def leaves(self) -> list[TreeNodeRow]:
         nodes = self.nodes()
         ends = {(n.parent_id, n.parent_offset) for n in nodes}
         return [n for n in nodes if (n.id, n.num_tokens) not in ends]
@@ -133,17 +142,19 @@ def add_run(session: Session, model_dir: Path, engine_url: str, harness: str = "
         "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 500},
         "limits": {"calls": 2000, "concurrent_calls": 16, "body_bytes": 1 << 20} | limits,
     }
-    session.add(Run(id="r", secret=SECRET))
+    session.add(RunRow(id="r", secret=SECRET))
     session.flush()
-    session.add(RunConfig(run_id="r", revision=0, resolved=resolved, fingerprint="-"))
-    session.add(Task(id="run/r/task/t", run_id="r", name="t", split="train", path="-", sha256="-"))
-    session.add(Cell(id="run/r/cell/0", run_id="r", index=0, capacity=8, engine_url=engine_url))
+    session.add(RunConfigRow(run_id="r", revision=0, resolved=resolved, fingerprint="-"))
+    session.add(TaskRow(id="run/r/task/t", run_id="r", name="t", split="train", path="-", sha256="-"))
+    session.add(CellRow(id="run/r/cell/0", run_id="r", index=0, capacity=8, engine_url=engine_url))
     session.flush()
     session.add(
-        QueryGroup(id="run/r/group/0", run_id="r", index=0, task_id="run/r/task/t", size=1, policy_version=0)
+        QueryGroupRow(
+            id="run/r/group/0", run_id="r", index=0, task_id="run/r/task/t", size=1, policy_version=0
+        )
     )
     session.flush()
-    session.add(Execution(id=EXECUTION, group_id="run/r/group/0", run_id="r", index=0))
+    session.add(ExecutionRow(id=EXECUTION, group_id="run/r/group/0", run_id="r", index=0))
     session.flush()
 
 

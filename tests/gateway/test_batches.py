@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from db import attempts, calls, executions, recording, run_state, runs
 from db.direct import Statement
-from db.models import Execution, ModelCall
+from db.models import ExecutionRow, ModelCallRow
 from db.session import transaction
 from gateway.attempts import AttemptState, load_state
 from gateway.batches import Batches
@@ -35,7 +35,7 @@ def many(world: World) -> list[AttemptId]:
     with transaction(world.database) as session:
         for index in range(1, 4):
             name = ExecutionId(f"run/r/group/0/rollout/{index}")
-            session.add(Execution(id=name, group_id="run/r/group/0", run_id="r", index=index))
+            session.add(ExecutionRow(id=name, group_id="run/r/group/0", run_id="r", index=index))
             session.flush()
             attempts.open_attempt(session, name, 1, "here")
     return [attempt_id(ExecutionId(f"run/r/group/0/rollout/{index}"), 1) for index in range(4)]
@@ -68,8 +68,8 @@ def execute(connection: Connection, statement: Statement) -> set[str]:
     return {row[0] for row in connection.exec_driver_sql(statement.sql, statement.values)}
 
 
-def rows(world: World) -> dict[str, ModelCall]:
-    return {row.attempt_id: row for row in world.read(lambda s: list(s.query(ModelCall)))}
+def rows(world: World) -> dict[str, ModelCallRow]:
+    return {row.attempt_id: row for row in world.read(lambda s: list(s.query(ModelCallRow)))}
 
 
 def test_what_is_written_together_is_what_is_written_apart(world: World, many: list[AttemptId]) -> None:

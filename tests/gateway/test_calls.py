@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from db import attempts
-from db.models import QueryGroup, RunConfig
+from db.models import QueryGroupRow, RunConfigRow
 from db.session import transaction
 from gateway.encoding import Encoder
 from gateway.service import call_seed
@@ -71,7 +71,7 @@ def test_record_is_what_the_engine_said(http: httpx.Client, gateway: World, engi
 
 def test_greedy_groups_sample_at_temperature_0(world: World, engine: ScriptedEngine) -> None:
     with transaction(world.database) as session:
-        session.get_one(QueryGroup, "run/r/group/0").purpose = Purpose.GREEDY
+        session.get_one(QueryGroupRow, "run/r/group/0").purpose = Purpose.GREEDY
     with gateway_thread(world), httpx.Client(base_url=world.url) as client:
         client.post(f"/t/{world.token}{CHAT}", json=chat("hi")).raise_for_status()
     assert engine.requests[0].sampling_params.temperature == 0
@@ -295,7 +295,7 @@ def test_bad_bodies_get_one_sentence(http: httpx.Client, dialect: str, body: byt
 
 def limited(world: World, **changes: dict[str, int]) -> None:
     with transaction(world.database) as session:
-        row = session.get_one(RunConfig, ("r", 0))
+        row = session.get_one(RunConfigRow, ("r", 0))
         row.resolved = {name: part | changes.get(name, {}) for name, part in row.resolved.items()}
 
 

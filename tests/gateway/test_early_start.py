@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from db.models import RunConfig
+from db.models import RunConfigRow
 from db.session import transaction
 from tests.gateway.conftest import World, gateway_thread
 from tests.gateway.scripted_engine import Part, ScriptedEngine
@@ -14,7 +14,7 @@ from tests.gateway.scripted_engine import Part, ScriptedEngine
 @pytest.fixture
 def gateway(world: World, harness: str) -> Iterator[World]:
     with transaction(world.database) as session:
-        config = session.get_one(RunConfig, ("r", 0))
+        config = session.get_one(RunConfigRow, ("r", 0))
         config.resolved = config.resolved | {"harness": {"name": harness}}
     with gateway_thread(world):
         yield world

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from db import attempts
-from db.models import Cell, Execution
+from db.models import CellRow, ExecutionRow
 from db.session import transaction
 from gateway import engines
 from gateway.engines import Sampled
@@ -36,7 +36,7 @@ def add_attempt(world: World) -> World:
     """Another execution of the run, seen as its own world."""
     name = ExecutionId("run/r/group/0/rollout/1")
     with transaction(world.database) as session:
-        session.add(Execution(id=name, group_id="run/r/group/0", run_id="r", index=1))
+        session.add(ExecutionRow(id=name, group_id="run/r/group/0", run_id="r", index=1))
         session.flush()
         attempts.open_attempt(session, name, 1, "here")
     return replace(world, attempt=attempt_id(name, 1))
@@ -49,8 +49,8 @@ def test_e18_calls_go_to_the_cells_that_are_left(
     monkeypatch.setattr(engines, "CELLS_FRESH_S", 0)
     ask(gateway)
     with transaction(gateway.database) as session:
-        session.get_one(Cell, "run/r/cell/0").engine_url = dead_url
-        session.add(Cell(id="run/r/cell/1", run_id="r", index=1, capacity=8, engine_url=engine.url))
+        session.get_one(CellRow, "run/r/cell/0").engine_url = dead_url
+        session.add(CellRow(id="run/r/cell/1", run_id="r", index=1, capacity=8, engine_url=engine.url))
     other = add_attempt(gateway)
     assert ask(gateway, "the affine one") == ask(other, "a new one") == "done"
     assert [call.cell_id for call in gateway.calls() + other.calls()] == [

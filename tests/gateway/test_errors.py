@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from db.models import RunConfig
+from db.models import RunConfigRow
 from db.session import transaction
 from gateway import __main__ as process
 from gateway.errors import LONGEST_SENTENCE, sentence_of
@@ -37,7 +37,7 @@ def test_clients_that_wait_for_a_gateway_that_stops_may_come_back(
     """503 in the dialect's words, for a whole answer and for a stream of which nothing was sent."""
     monkeypatch.setattr(process, "SHUTDOWN_S", 0.2)
     with transaction(world.database) as session:
-        row = session.get_one(RunConfig, ("r", 0))
+        row = session.get_one(RunConfigRow, ("r", 0))
         row.resolved = {**row.resolved, "harness": {"name": "qwen-code"}}
     engine.gate.clear()
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from db import attempts
-from db.models import Execution
+from db.models import ExecutionRow
 from db.session import transaction
 from gateway import delivered, service, states
 from gateway.rendering import Renderer
@@ -25,7 +25,7 @@ def others(world: World) -> list[str]:
     names = [ExecutionId(f"run/r/group/0/rollout/{index}") for index in (1, 2)]
     with transaction(world.database) as session:
         for index, name in enumerate(names, 1):
-            session.add(Execution(id=name, group_id="run/r/group/0", run_id="r", index=index))
+            session.add(ExecutionRow(id=name, group_id="run/r/group/0", run_id="r", index=index))
             session.flush()
             attempts.open_attempt(session, name, 1, "here")
     return [attempt_token(SECRET, attempt_id(name, 1)) for name in names]

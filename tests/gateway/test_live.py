@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from db.models import RunConfig
+from db.models import RunConfigRow
 from db.session import transaction
 from gateway.dialects import AnthropicMessages, Dialect, GoogleGenerate, OpenAIChat, OpenAIResponses, Reply
 from gyre.contracts.errors import EngineFailed
@@ -31,7 +31,7 @@ BEGUN = {
 
 def set_live(world: World, live: bool) -> None:
     with transaction(world.database) as session:
-        row = session.get_one(RunConfig, ("r", 0))
+        row = session.get_one(RunConfigRow, ("r", 0))
         row.resolved = {**row.resolved, "gateway": {"live": live}}
 
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 from transformers import PreTrainedTokenizerFast
 
-from db.models import ModelCall
+from db.models import ModelCallRow
 from db.session import transaction
 from gyre.contracts.engine import GenerateRequest
 from gyre.trajectory.answers import short_hash
@@ -150,7 +150,7 @@ def test_b11_the_next_gateway_replays_what_was_not_delivered(
             streams.append(httpx.post(f"{world.url}/t/{world.token}{path}", json=body).content)
             wait_until(lambda: world.calls()[0].delivered_at)
         with transaction(world.database) as session:
-            session.execute(update(ModelCall).values(delivered_at=None))
+            session.execute(update(ModelCallRow).values(delivered_at=None))
     created = re.compile(rb'"created(_at)?":\d+')
     assert created.sub(b"", streams[0]) == created.sub(b"", streams[1])
     assert len(engine.requests) == 1

@@ -7,9 +7,9 @@ import pytest
 from gateway.roles import call_role
 from gyre.contracts.errors import BadInput
 from gyre.contracts.roles import RoleRule
-from gyre.sandbox import adapters
 from gyre.settings import harnesses
 from gyre.trajectory.dialects import from_openai
+from sandbox import adapters
 
 SHELL = {"type": "function", "function": {"name": "shell", "parameters": {}}}
 

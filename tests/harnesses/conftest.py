@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Engine
 
 from db import attempts
-from db.models import ModelCall, TreeNode
+from db.models import ModelCallRow, TreeNodeRow
 from db.session import transaction
-from gyre.sandbox import adapters, isolation
-from gyre.sandbox.attempts import HarnessStatus, Limits, kill, poll, start_or_attach
+from sandbox import adapters, isolation
+from sandbox.attempts import HarnessStatus, Limits, kill, poll, start_or_attach
 from tests.gateway.conftest import EXECUTION, World, add_run, engine, gateway_thread, model_dir, tokenizer
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.harnesses.programs import installed
@@ -83,14 +83,14 @@ class Stage:
         self.start(instruction, **options)
         return self.wait()
 
-    def calls(self, *roles: str) -> list[ModelCall]:
+    def calls(self, *roles: str) -> list[ModelCallRow]:
         """The recorded calls, of some roles or of all."""
         return [call for call in self.world.calls() if not roles or call.role in roles]
 
     def roles(self) -> list[str]:
         return [call.role for call in self.world.calls()]
 
-    def leaves(self, *roles: str) -> list[TreeNode]:
+    def leaves(self, *roles: str) -> list[TreeNodeRow]:
         """The ends of paths whose last call has one of the roles."""
         ends = {call.sampled_node_id for call in self.calls(*roles)}
         return [leaf for leaf in self.world.leaves() if leaf.id in ends]

@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 
-from db.models import ModelCall
+from db.models import ModelCallRow
 from tests.harnesses.conftest import Stage
 
 
-def check_lineage(stage: Stage, calls: Sequence[ModelCall]) -> None:
+def check_lineage(stage: Stage, calls: Sequence[ModelCallRow]) -> None:
     """Each call sends what the one before it sent and sampled, by id, then something new."""
     sent = {sha256_of(request.input_ids): request.input_ids for request in stage.engine.requests}
     outputs = {node.id: node.token_ids for node in stage.world.nodes()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.sandbox.adapters import Adapter, load_adapter
+from sandbox.adapters import Adapter, load_adapter
 
 CACHE = Path.home() / ".cache" / "gyre"
 REQUIREMENTS = Path(__file__).parent / "requirements"

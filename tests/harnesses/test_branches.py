@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from db.models import ModelCall, RunConfig
+from db.models import ModelCallRow, RunConfigRow
 from db.session import transaction
 from gyre.contracts.engine import GenerateRequest
 from tests.gateway.conftest import gateway_thread
@@ -22,7 +22,7 @@ def one(name: str):
     return pytest.mark.parametrize("harness", [name], indirect=True)
 
 
-def known(call: ModelCall) -> int:
+def known(call: ModelCallRow) -> int:
     """Tokens of the conversation that ends in a call's answer."""
     return call.num_input_tokens + call.num_output_tokens
 
@@ -41,7 +41,7 @@ def check_delegation(stage: Stage, num_agents: int = 1) -> None:
 
 def check_compaction(
     stage: Stage, prefix: str = "main"
-) -> tuple[list[ModelCall], ModelCall, list[ModelCall]]:
+) -> tuple[list[ModelCallRow], ModelCallRow, list[ModelCallRow]]:
     """One summary; a path before it and, from a root of its own, one after it. Returns all three."""
     (summary,) = stage.calls(f"{prefix}_summary")
     before = [call for call in stage.calls(prefix) if call.index < summary.index]
@@ -92,7 +92,7 @@ def test_claude_code_compacts_at_its_window(stage: Stage) -> None:
 def test_claude_code_compacts_when_the_prompt_is_too_long(lone_stage: Stage) -> None:
     stage = lone_stage
     with transaction(stage.world.database) as session:
-        config = session.get_one(RunConfig, ("r", 0))
+        config = session.get_one(RunConfigRow, ("r", 0))
         config.resolved = config.resolved | {"model": config.resolved["model"] | {"context_tokens": 60_000}}
     stage.engine.script = filling("claude-code", 15_000, CLAUDE_SUMMARY)
     with gateway_thread(stage.world):

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from gyre import stack
+from app import stack
 from gyre.durable import client as durable
 from gyre.settings.state import state_dir
 from workflows.registry import WORKFLOWS

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from gyre.sandbox import isolation
-from gyre.sandbox.attempts import HarnessSpec, HarnessStatus, Limits, kill, poll, start_or_attach
+from app.stack.programs import program
+from db.object_store import s3_client
 from gyre.settings import Services
-from gyre.stack.programs import program
-from gyre.store.blobs import s3_client
+from sandbox import isolation
+from sandbox.attempts import HarnessSpec, HarnessStatus, Limits, kill, poll, start_or_attach
 
 ISOLATED = isolation.probe() != isolation.PLAIN
 needs_bwrap = pytest.mark.skipif(not ISOLATED, reason="bubblewrap does not work on this machine")

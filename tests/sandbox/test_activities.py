@@ -20,7 +20,18 @@ from activities.evaluator import EvaluatorActivities
 from activities.harness import HarnessActivities
 from activities.snapshots import SnapshotActivities
 from db import attempts, evaluations
-from db.models import Attempt, Evaluation, Execution, QueryGroup, Reward, Run, RunConfig, Snapshot, Task
+from db.models import (
+    AttemptRow,
+    EvaluationRow,
+    ExecutionRow,
+    QueryGroupRow,
+    RewardRow,
+    RunConfigRow,
+    RunRow,
+    SnapshotRow,
+    TaskRow,
+)
+from db.object_store import BlobStore
 from db.session import transaction
 from gyre.contracts.errors import Fenced, SnapshotFailed
 from gyre.contracts.ids import EvaluationId, ExecutionId, evaluation_id
@@ -28,10 +39,9 @@ from gyre.contracts.lifecycle import EndReason, EvaluationStatus
 from gyre.contracts.messages import AttemptInput, EvaluateInput, HarnessInput, SealInput, SnapshotInput
 from gyre.contracts.processes import GatewayAddress, WorkerBoot
 from gyre.contracts.tokens import attempt_of_token
-from gyre.sandbox.attempts import attempt_directory, poll
 from gyre.settings import Services
 from gyre.settings.tasks import folder_sha256
-from gyre.store import BlobStore
+from sandbox.attempts import attempt_directory, poll
 from tests.sandbox.conftest import Gateway, calls_shell, make_task, needs_bwrap, says, wait_until
 
 pytestmark = needs_bwrap
@@ -68,9 +78,9 @@ class Host:
         }
         with transaction(self.database) as session:
             rows = (
-                Run(id="r", secret=b"secret"),
-                RunConfig(run_id="r", revision=0, resolved=resolved, fingerprint="f"),
-                Task(
+                RunRow(id="r", secret=b"secret"),
+                RunConfigRow(run_id="r", revision=0, resolved=resolved, fingerprint="f"),
+                TaskRow(
                     id="t",
                     run_id="r",
                     name="t",
@@ -78,8 +88,8 @@ class Host:
                     path=str(self.task),
                     sha256=folder_sha256(self.task),
                 ),
-                QueryGroup(id="run/r/group/0", run_id="r", index=0, task_id="t", size=2, policy_version=0),
-                Execution(id=EXECUTION, group_id="run/r/group/0", run_id="r", index=0),
+                QueryGroupRow(id="run/r/group/0", run_id="r", index=0, task_id="t", size=2, policy_version=0),
+                ExecutionRow(id=EXECUTION, group_id="run/r/group/0", run_id="r", index=0),
             )
             for row in rows:
                 session.add(row)
@@ -127,7 +137,7 @@ class Host:
         """Give the run another test, as if it had started with it."""
         (self.task / "tests" / "test.sh").write_text(text)
         with transaction(self.database) as session:
-            session.get_one(Task, "t").sha256 = folder_sha256(self.task)
+            session.get_one(TaskRow, "t").sha256 = folder_sha256(self.task)
 
     def rows(self, table: type):
         with transaction(self.database) as session:
@@ -139,7 +149,7 @@ def host(database: Engine, services: Services, tmp_path: Path, gateway: Gateway)
     made = Host(database, services, tmp_path, gateway)
     yield made
     with transaction(database) as session:
-        attempts.seal(session, made.rows(Attempt)[0].id, EndReason.CANCELLED)
+        attempts.seal(session, made.rows(AttemptRow)[0].id, EndReason.CANCELLED)
     made.seal()
 
 
@@ -160,9 +170,9 @@ def test_an_execution_from_provision_to_reward_and_every_step_repeats(host: Host
     assert scored.reward == 0.75
     again = host.evaluate(try_number=2)
     assert (again.reward_id, again.reward) == (scored.reward_id, scored.reward)
-    assert [len(host.rows(table)) for table in (Snapshot, Evaluation, Reward)] == [1, 1, 1]
-    assert host.rows(Evaluation)[0].num_tries == 1
-    manifest = host.rows(Snapshot)[0].manifest
+    assert [len(host.rows(table)) for table in (SnapshotRow, EvaluationRow, RewardRow)] == [1, 1, 1]
+    assert host.rows(EvaluationRow)[0].num_tries == 1
+    manifest = host.rows(SnapshotRow)[0].manifest
     assert (manifest["files"], manifest["processes"]) == ("captured", "not captured")
 
 
@@ -191,7 +201,7 @@ def test_g3_g6_no_snapshot_before_the_seal_and_no_process_after_it(host: Host) -
     with pytest.raises(ApplicationError, match="not sealed"):
         host.snapshot()
     with transaction(host.database) as session:
-        attempts.seal(session, host.rows(Attempt)[0].id, EndReason.CANCELLED)
+        attempts.seal(session, host.rows(AttemptRow)[0].id, EndReason.CANCELLED)
     with pytest.raises(ApplicationError, match="still there"):
         host.snapshot()
     host.seal()
@@ -253,13 +263,13 @@ def test_f1_f14_a_failed_evaluation_is_pending_and_only_the_evaluator_runs_again
     with pytest.raises(ApplicationError) as failed:
         host.evaluate(try_number=1)
     assert failed.value.type == "EvaluatorFailed"
-    row = host.rows(Evaluation)[0]
+    row = host.rows(EvaluationRow)[0]
     assert (row.status, row.num_tries, row.output_tail) == (EvaluationStatus.PENDING, 1, "broken\n")
     assert "exited with 7" in row.failure
-    assert host.rows(Reward) == []
+    assert host.rows(RewardRow) == []
     host.write_test(SCORE)
     assert host.evaluate(try_number=2).reward == 0.75
-    row = host.rows(Evaluation)[0]
+    row = host.rows(EvaluationRow)[0]
     assert (row.status, row.num_tries, row.failure) == (EvaluationStatus.SUCCEEDED, 2, None)
     assert len(host.gateway.requests) == 2
 
@@ -271,11 +281,11 @@ def test_the_last_try_ends_the_evaluation_and_a_late_reward_does_not_count(host:
     host.write_test("true")
     with pytest.raises(ApplicationError):
         host.evaluate(final=True)
-    assert host.rows(Evaluation)[0].status == EvaluationStatus.FAILED
+    assert host.rows(EvaluationRow)[0].status == EvaluationStatus.FAILED
     name = EvaluationId(evaluation_id(EXECUTION, 1))
     with pytest.raises(Fenced), transaction(host.database) as session:
         evaluations.succeed(session, name, execution=EXECUTION, value=1.0, try_number=1, output_tail="")
-    assert host.rows(Reward) == []
+    assert host.rows(RewardRow) == []
 
 
 def test_an_attempt_without_workspace_leaves_no_snapshot(host: Host) -> None:
@@ -295,7 +305,7 @@ def test_a_task_folder_that_changed_is_neither_run_nor_scored(host: Host) -> Non
         with pytest.raises(ApplicationError, match="has changed since the run started") as failed:
             step()
         assert failed.value.type == kind
-    assert "has changed" in host.rows(Evaluation)[0].failure
+    assert "has changed" in host.rows(EvaluationRow)[0].failure
 
 
 def test_provision_and_snapshot_end_at_their_own_limits(host: Host) -> None:
@@ -320,7 +330,7 @@ def test_an_s3_that_refuses_is_not_a_workspace_that_cannot_be_saved(host: Host) 
         host.snapshot()
     host.snapshots._store._bucket = bucket
     host.snapshot()
-    key, archive = host.rows(Snapshot)[0].blob_key, host.folder / "archive"
+    key, archive = host.rows(SnapshotRow)[0].blob_key, host.folder / "archive"
     store = host.evaluator._store
     store._s3.delete_object(Bucket=bucket, Key=key)
     with pytest.raises(SnapshotFailed, match="not in the store"):

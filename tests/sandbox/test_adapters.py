@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gyre.contracts.errors import BadInput
-from gyre.sandbox import adapters, isolation
-from gyre.sandbox.attempts import Limits, kill, start_or_attach
+from sandbox import adapters, isolation
+from sandbox.attempts import Limits, kill, start_or_attach
 from tests.sandbox.conftest import Gateway, calls_shell, needs_bwrap, says, wait_exited
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.contracts.errors import EvaluatorFailed
-from gyre.sandbox.attempts import Limits
-from gyre.sandbox.evaluate import TAIL_BYTES, EvaluationFailure, EvaluationOutcome, evaluate, read_reward
-from gyre.sandbox.snapshot import capture
+from sandbox.attempts import Limits
+from sandbox.evaluate import TAIL_BYTES, EvaluationFailure, EvaluationOutcome, evaluate, read_reward
+from sandbox.snapshot import capture
 from tests.sandbox.conftest import needs_bwrap
 
 REWARD = "/logs/verifier/reward.txt"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gyre.sandbox import isolation
-from gyre.sandbox.attempts import HarnessSpec, Limits, kill, poll, start_or_attach
-from gyre.sandbox.isolation import claim_uid
+from sandbox import isolation
+from sandbox.attempts import HarnessSpec, Limits, kill, poll, start_or_attach
+from sandbox.isolation import claim_uid
 from tests.sandbox.conftest import (
     Attempts,
     Gateway,
@@ -235,7 +235,7 @@ PLAIN_USER = """
 import json, sys, time
 from pathlib import Path
 sys.path.append(sys.argv[1])
-from gyre.sandbox.attempts import HarnessSpec, Limits, kill, poll, start_or_attach
+from sandbox.attempts import HarnessSpec, Limits, kill, poll, start_or_attach
 folder = Path(sys.argv[2])
 for name in ("workspace", "home"):
     (folder / name).mkdir()
@@ -282,7 +282,7 @@ def test_a_plain_user_gets_the_same_sandbox() -> None:
 
 
 def test_without_bubblewrap_one_warning_says_what_is_not_isolated() -> None:
-    code = "import sys; sys.path.append(sys.argv[1]); from gyre.sandbox.isolation import probe;"
+    code = "import sys; sys.path.append(sys.argv[1]); from sandbox.isolation import probe;"
     code += "print(probe(), probe())"
     root = str(Path(isolation.__file__).parents[2])
     done = subprocess.run(
@@ -294,9 +294,7 @@ def test_without_bubblewrap_one_warning_says_what_is_not_isolated() -> None:
 
 def test_the_forwarding_programs_import_no_third_party_package() -> None:
     modules = "launch, watch, relay, supervise, entry, isolation, procfs"
-    code = (
-        f"import sys; sys.path.append(sys.argv[1]); from gyre.sandbox import {modules}; print(*sys.modules)"
-    )
+    code = f"import sys; sys.path.append(sys.argv[1]); from sandbox import {modules}; print(*sys.modules)"
     root = str(Path(isolation.__file__).parents[2])
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, root], capture_output=True, text=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}

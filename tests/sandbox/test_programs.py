@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gyre.contracts.errors import BadInput
-from gyre.sandbox import adapters, isolation, programs
+from sandbox import adapters, isolation, programs
 from tests.sandbox.test_adapters import launch
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.stack.identity import identify, is_alive
+from app.stack.orphans import end_all
 from gyre.contracts.errors import SandboxFailed
 from gyre.contracts.lifecycle import EndReason
-from gyre.sandbox import isolation
-from gyre.sandbox.attempts import HarnessSpec, kill, poll, slug, start_or_attach
-from gyre.sandbox.procfs import signal_process, start_ticks
-from gyre.sandbox.supervise import LOG_BYTES
-from gyre.stack.identity import identify, is_alive
-from gyre.stack.orphans import end_all
+from sandbox import isolation
+from sandbox.attempts import HarnessSpec, kill, poll, slug, start_or_attach
+from sandbox.procfs import signal_process, start_ticks
+from sandbox.supervise import LOG_BYTES
 from tests.sandbox.conftest import Attempts, needs_bwrap, wait_exited, wait_until
 
 WORK = "echo x >> starts; while [ ! -e go ]; do sleep 0.05; done; echo end"
@@ -282,7 +282,7 @@ def test_ids_become_directory_names() -> None:
 def _worker_that_starts(spec: HarnessSpec) -> subprocess.Popen[bytes]:
     """Another process that starts the harness and then hangs, in a group of its own."""
     code = (
-        "import pickle, sys, time; from gyre.sandbox.attempts import start_or_attach;"
+        "import pickle, sys, time; from sandbox.attempts import start_or_attach;"
         "start_or_attach(pickle.load(open(sys.argv[1], 'rb'))); time.sleep(600)"
     )
 

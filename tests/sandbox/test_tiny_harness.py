@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre.demo import harness, tasks
-from gyre.sandbox.adapters import load_adapter
+from app.demo import harness, tasks
+from sandbox.adapters import load_adapter
 from tests.sandbox.conftest import Gateway, calls, calls_shell, says
 
 AGENT = Path(__file__).resolve().parents[2] / "examples" / "tiny_harness" / "agent.py"

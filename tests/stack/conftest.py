@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gyre import stack
-from gyre.stack.control import ProcessStatus
+from app import stack
+from app.stack.control import ProcessStatus
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from app.stack.child import Child, ChildState
+from app.stack.identity import identify, is_alive
+from app.stack.ledger import Ledger
+from app.stack.restart import RestartPolicy
+from app.stack.spec import ProcessSpec
 from gyre.contracts.errors import BadInput
-from gyre.stack.child import Child, ChildState
-from gyre.stack.identity import identify, is_alive
-from gyre.stack.ledger import Ledger
-from gyre.stack.restart import RestartPolicy
-from gyre.stack.spec import ProcessSpec
 
 QUICK = RestartPolicy(first_s=0.01, longest_s=0.02, window_s=60, burst=3, pause_s=600)
 SLEEPS = "import time; time.sleep(600)"

@@ -9,13 +9,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from gyre import stack
+from app import stack
+from app.stack.control import ProcessStatus
+from app.stack.files import StateDir
+from app.stack.identity import identify
+from app.stack.ledger import Entry, Ledger
+from app.stack.orphans import MARK
 from gyre.contracts.errors import BadInput
-from gyre.stack.control import ProcessStatus
-from gyre.stack.files import StateDir
-from gyre.stack.identity import identify
-from gyre.stack.ledger import Entry, Ledger
-from gyre.stack.orphans import MARK
 
 Look = Callable[[str], ProcessStatus]
 Eventually = Callable[[Callable[[], bool]], None]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gyre import stack
-from gyre.cli.main import main
+from app import stack
+from app.cli.main import main
+from app.stack.files import StateDir
+from app.stack.identity import identify
+from app.stack.ledger import Entry, Ledger
+from app.stack.orphans import MARK, RUN_MARK
 from gyre.contracts.errors import BadInput
-from gyre.stack.files import StateDir
-from gyre.stack.identity import identify
-from gyre.stack.ledger import Entry, Ledger
-from gyre.stack.orphans import MARK, RUN_MARK
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from app.stack.files import StateDir
+from app.stack.record import read_record
+from app.stack.runs import read_run
 from gyre.contracts.errors import BadInput
-from gyre.stack.files import StateDir
-from gyre.stack.record import read_record
-from gyre.stack.runs import read_run
 
 
 @pytest.mark.parametrize(

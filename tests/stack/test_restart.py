@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyre.stack.restart import RestartPolicy
+from app.stack.restart import RestartPolicy
 
 POLICY = RestartPolicy()
 times = st.lists(st.floats(0, 1000), max_size=40)

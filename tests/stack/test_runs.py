@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gyre import stack
+from app import stack
+from app.stack.files import StateDir
+from app.stack.orphans import MARK, RUN_MARK
+from app.stack.runs import RunRecord, ensure_run, read_run, record_path, run_specs
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId
 from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot, gateway_of
 from gyre.settings import Services
-from gyre.stack.files import StateDir
-from gyre.stack.orphans import MARK, RUN_MARK
-from gyre.stack.runs import RunRecord, ensure_run, read_run, record_path, run_specs
 
 BOOTS = {"gateway": GatewayBoot, "worker": WorkerBoot, "cell-0": CellBoot}
 ELSEWHERE = Services(

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gyre.stack import keeper
-from gyre.stack.child import Child
-from gyre.stack.files import StateDir
-from gyre.stack.ledger import Ledger
-from gyre.stack.restart import RestartPolicy
-from gyre.stack.runs import record_path
-from gyre.stack.spec import ProcessSpec
+from app.stack import keeper
+from app.stack.child import Child
+from app.stack.files import StateDir
+from app.stack.ledger import Ledger
+from app.stack.restart import RestartPolicy
+from app.stack.runs import record_path
+from app.stack.spec import ProcessSpec
 
 REAPS = """
 import os, subprocess, time
 from pathlib import Path
-from gyre.stack.orphans import become_subreaper, reap_adopted
+from app.stack.orphans import become_subreaper, reap_adopted
 
 def is_zombie(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -9,20 +9,20 @@ from sqlalchemy import Engine, func
 from sqlalchemy.orm import Session
 
 from db.models import (
-    Attempt,
-    Batch,
-    BatchExecution,
-    Cell,
-    Execution,
-    MicroStep,
-    ModelCall,
-    QueryGroup,
-    Reward,
-    Run,
-    RunConfig,
-    Task,
-    Trajectory,
-    TreeNode,
+    AttemptRow,
+    BatchExecutionRow,
+    BatchRow,
+    CellRow,
+    ExecutionRow,
+    MicroStepRow,
+    ModelCallRow,
+    QueryGroupRow,
+    RewardRow,
+    RunConfigRow,
+    RunRow,
+    TaskRow,
+    TrajectoryRow,
+    TreeNodeRow,
 )
 from db.session import transaction
 from db.training import Claimant
@@ -53,11 +53,11 @@ def run_config(model_dir: Path, **sections: dict[str, object]) -> RunFile:
 def add_run(database: Engine, config: RunFile) -> None:
     """A run with one cell at epoch 1."""
     with transaction(database) as session:
-        session.add(Run(id=RUN, status="running", secret=b"k"))
+        session.add(RunRow(id=RUN, status="running", secret=b"k"))
         session.flush()
-        session.add(RunConfig(run_id=RUN, revision=0, resolved=config.resolved(), fingerprint="f"))
-        session.add(Task(id="t", run_id=RUN, name="a", split="train", path="p", sha256="s"))
-        session.add(Cell(id=CLAIMANT.cell, run_id=RUN, index=0, role="training", epoch=1, capacity=1))
+        session.add(RunConfigRow(run_id=RUN, revision=0, resolved=config.resolved(), fingerprint="f"))
+        session.add(TaskRow(id="t", run_id=RUN, name="a", split="train", path="p", sha256="s"))
+        session.add(CellRow(id=CLAIMANT.cell, run_id=RUN, index=0, role="training", epoch=1, capacity=1))
 
 
 def add_batch(
@@ -70,10 +70,10 @@ def add_batch(
     """A batch of one group; ``steps`` are (kind, [(execution, trajectory), ...])."""
     batch, group = batch_id(RUN, version), group_id(RUN, version)
     with transaction(database) as session:
-        session.add(Batch(id=batch, run_id=RUN, version=version, num_executions=len(executions)))
+        session.add(BatchRow(id=batch, run_id=RUN, version=version, num_executions=len(executions)))
         session.flush()
         session.add(
-            QueryGroup(
+            QueryGroupRow(
                 id=group,
                 run_id=RUN,
                 index=version,
@@ -90,22 +90,24 @@ def add_batch(
             _add_execution(session, version, index, turns)
         for index, (kind, members) in enumerate(steps):
             names = [f"{execution_id(group, e)}/trajectory/{t}" for e, t in members]
-            session.add(MicroStep(batch_id=batch, index=index, kind=kind, trajectory_ids=names, num_tokens=0))
+            session.add(
+                MicroStepRow(batch_id=batch, index=index, kind=kind, trajectory_ids=names, num_tokens=0)
+            )
 
 
 def _add_execution(session: Session, version: int, index: int, turns: Turns) -> None:
     name = execution_id(group_id(RUN, version), index)
     attempt, reward = attempt_id(name, 0), f"{name}/reward"
-    session.add(Execution(id=name, group_id=group_id(RUN, version), run_id=RUN, index=index))
+    session.add(ExecutionRow(id=name, group_id=group_id(RUN, version), run_id=RUN, index=index))
     session.flush()
-    session.add(Attempt(id=attempt, execution_id=name, run_id=RUN, number=0, status="sealed", host="h"))
-    session.add(Reward(id=reward, execution_id=name, value=0.5))
+    session.add(AttemptRow(id=attempt, execution_id=name, run_id=RUN, number=0, status="sealed", host="h"))
+    session.add(RewardRow(id=reward, execution_id=name, value=0.5))
     session.flush()
-    execution = session.get_one(Execution, name)
+    execution = session.get_one(ExecutionRow, name)
     execution.status, execution.disposition, execution.reward_id = "terminal", "scored", reward
     call = f"{attempt}/call/0"
     session.add(
-        ModelCall(
+        ModelCallRow(
             id=call,
             attempt_id=attempt,
             execution_id=name,
@@ -123,7 +125,7 @@ def _add_execution(session: Session, version: int, index: int, turns: Turns) -> 
         _add_branch(session, version, index, branch, context, sampled, rng)
     session.flush()
     session.add(
-        BatchExecution(
+        BatchExecutionRow(
             batch_id=batch_id(RUN, version),
             execution_id=name,
             reward_id=reward,
@@ -154,7 +156,7 @@ def _add_branch(
     for number, (kind, parent, offset, position, length) in enumerate(nodes):
         logprobs = rng.uniform(-4.5, -3.5, length).astype("<f4").tobytes() if kind == "sampled" else None
         session.add(
-            TreeNode(
+            TreeNodeRow(
                 id=node_id(attempt, 2 * branch + number),
                 attempt_id=attempt,
                 index=2 * branch + number,
@@ -175,9 +177,9 @@ def _add_branch(
 
 def _trajectory(
     version: int, execution: str, index: int, leaf: str, num_tokens: int, num_targets: int
-) -> Trajectory:
+) -> TrajectoryRow:
     """The path to a leaf whose last node is the target."""
-    return Trajectory(
+    return TrajectoryRow(
         id=f"{execution}/trajectory/{index}",
         execution_id=execution,
         batch_id=batch_id(RUN, version),

@@ -11,7 +11,9 @@ import torch
 from sqlalchemy import Engine as Database
 from torch import nn
 
+from app.audit.versions import MAX_GAP
 from db import training
+from db.object_store import BlobStore
 from db.session import transaction
 from gpu_workers.engine.conformance import Engine
 from gpu_workers.trainer import data
@@ -20,11 +22,9 @@ from gpu_workers.trainer.optimizer import MainGradAdamW
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.trainer import Trainer
-from gyre.audit.versions import MAX_GAP
 from gyre.contracts.processes import EngineBoot
 from gyre.settings import Services
 from gyre.settings.runfile import OptimizerSection
-from gyre.store import BlobStore
 from gyre.trajectory.layout import Layout, lay_out
 from tests.engine.conftest import free_port, start_engine
 from tests.trainer.models import tiny_config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from db.models import BatchExecution
+from db.models import BatchExecutionRow
 from gpu_workers.trainer.batch import BatchWork, metrics_of, needing_gradient
 from gpu_workers.trainer.data import Path, pack
 from gpu_workers.trainer.replica import Replica, Sums
@@ -94,7 +94,7 @@ def test_what_was_kept_is_decided_once(replica: Replica, side: int) -> None:
     result = replica.accumulate([path], known, CAPPED, 1.0)
     moved = any(tensor.any() for tensor in (replica.gradients() or {}).values())
     assert moved == (result.kept == ("e",)) == bool(needing_gradient([path], known, CAPPED)) == (side < 0)
-    row = BatchExecution(execution_id="e", advantage=1.0, num_targets=len(path.targets))
+    row = BatchExecutionRow(execution_id="e", advantage=1.0, num_targets=len(path.targets))
     work = BatchWork(BATCH, {"e": row}, results={0: result})
     metrics = metrics_of(work, CAPPED, 1)
     assert (metrics["skipped"], metrics["num_kept"]) == (not moved, int(moved))
@@ -106,7 +106,7 @@ def test_statistics_do_not_depend_on_how_executions_are_cut(replica: Replica) ->
         *execution(replica, 0.02, 1.0, name="clipped"),
         *execution(replica, 0.0, 1.0, name="kept"),
     ]
-    rows = {name: BatchExecution(execution_id=name, advantage=1.0) for name in ("clipped", "kept")}
+    rows = {name: BatchExecutionRow(execution_id=name, advantage=1.0) for name in ("clipped", "kept")}
     whole = BatchWork(BATCH, rows, results={0: replica.accumulate(paths, {}, CAPPED, 1.0)})
     pieces = [[path] for path in paths]
     cut = BatchWork(BATCH, rows, {i: replica.score(piece, CAPPED, 1.0) for i, piece in enumerate(pieces)})

@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load_file
 from sqlalchemy import Engine
 
+from app.stack.ports import HOST, choose_port
 from db import training
+from db.object_store import BlobStore
 from db.session import transaction
 from gpu_workers.trainer.checkpoints import fetched
 from gpu_workers.trainer.ranks import Ranks
@@ -26,8 +28,6 @@ from gyre.contracts.engine import WeightsReference
 from gyre.contracts.processes import TrainerBoot
 from gyre.settings import Services
 from gyre.settings.runfile import OptimizerSection
-from gyre.stack.ports import HOST, choose_port
-from gyre.store import BlobStore
 from tests.trainer.models import tiny_config
 from tests.trainer.rows import BATCH, CLAIMANT, RUN, Turns, add_batch, add_run, run_config
 

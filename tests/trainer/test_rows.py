@@ -9,15 +9,15 @@ from sqlalchemy import Engine, func, select, update
 
 from db import training
 from db.models import (
-    Batch,
-    Blob,
-    Cell,
-    Checkpoint,
-    Contribution,
-    MicroStep,
-    PolicyVersion,
-    QueryGroup,
-    TreeNode,
+    BatchRow,
+    BlobRow,
+    CellRow,
+    CheckpointRow,
+    ContributionRow,
+    MicroStepRow,
+    PolicyVersionRow,
+    QueryGroupRow,
+    TreeNodeRow,
 )
 from db.session import transaction
 from db.training import Claimant, StoredVersion
@@ -36,7 +36,7 @@ def batch(database: Engine, tmp_path: Path) -> Engine:
     add_batch(database, [Turns(1.0) for _ in range(5)], steps)
     with transaction(database) as session:
         for key in ("sha256/w", "sha256/o"):
-            session.add(Blob(key=key, sha256=key, num_bytes=1, status="confirmed"))
+            session.add(BlobRow(key=key, sha256=key, num_bytes=1, status="confirmed"))
     return database
 
 
@@ -74,7 +74,7 @@ def test_concurrent_claims_share_nothing(batch: Engine) -> None:
 def test_an_old_epoch_claims_and_finishes_nothing(batch: Engine) -> None:
     index = claim(batch, MicroStepKind.GRAD)
     with transaction(batch) as session:
-        session.execute(update(Cell).values(epoch=2))
+        session.execute(update(CellRow).values(epoch=2))
     with pytest.raises(Fenced, match="epoch 1 is over"):
         claim(batch, MicroStepKind.GRAD)
     with pytest.raises(Fenced):
@@ -96,15 +96,15 @@ def test_a_new_life_reopens_what_the_old_one_did(batch: Engine) -> None:
     finish(batch, claim(batch, MicroStepKind.GRAD) or 0)
     claim(batch, MicroStepKind.GRAD)
     with transaction(batch) as session:
-        session.execute(update(Cell).values(epoch=2))
+        session.execute(update(CellRow).values(epoch=2))
         session.execute(
-            update(MicroStep)
-            .where(MicroStep.index == 5)
+            update(MicroStepRow)
+            .where(MicroStepRow.index == 5)
             .values(status="claimed", claimed_by=f"{CLAIMANT.cell}0/1")
         )
     with transaction(batch) as session:
         assert training.reopen_claims(session, BATCH, Claimant(CLAIMANT.cell, 2)) == 2
-        left = session.scalars(select(MicroStep.index).where(MicroStep.status != "open")).all()
+        left = session.scalars(select(MicroStepRow.index).where(MicroStepRow.status != "open")).all()
     assert left == [5]  # another cell's, whose name starts alike
 
 
@@ -112,10 +112,10 @@ def test_a_version_is_committed_with_all_that_belongs_to_it(batch: Engine) -> No
     finish_all(batch)
     assert commit(batch) == STORED
     with transaction(batch) as session:
-        assert session.get_one(Batch, BATCH).status == "trained"
-        assert session.get_one(Batch, BATCH).metrics == {"loss": 1.0}
-        assert set(session.scalars(select(QueryGroup.status))) == {"trained"}
-        contribution = session.scalars(select(Contribution)).one()
+        assert session.get_one(BatchRow, BATCH).status == "trained"
+        assert session.get_one(BatchRow, BATCH).metrics == {"loss": 1.0}
+        assert set(session.scalars(select(QueryGroupRow.status))) == {"trained"}
+        contribution = session.scalars(select(ContributionRow)).one()
         assert (contribution.status, contribution.micro_steps) == ("accepted", [0, 1, 2, 3, 4, 5])
 
 
@@ -125,7 +125,7 @@ def test_the_first_version_wins(batch: Engine) -> None:
     other = StoredVersion(1, "other", "sha256/o", None, 10)
     assert commit(batch, other) == STORED
     with transaction(batch) as session:
-        for table in (Checkpoint, PolicyVersion, Contribution):
+        for table in (CheckpointRow, PolicyVersionRow, ContributionRow):
             assert session.scalar(select(func.count()).select_from(table)) == 1
 
 
@@ -135,7 +135,7 @@ def test_a_batch_that_is_not_covered_makes_no_version(batch: Engine) -> None:
         commit(batch)
     with transaction(batch) as session:
         assert training.version_of(session, RUN, 1) is None
-        assert set(session.scalars(select(QueryGroup.status))) == {"assigned"}
+        assert set(session.scalars(select(QueryGroupRow.status))) == {"assigned"}
 
 
 def test_a_path_is_cut_where_its_branch_leaves(batch: Engine) -> None:
@@ -182,7 +182,7 @@ def test_trailing_context_is_not_computed(batch: Engine) -> None:
         (row,) = training.trajectories_of(session, [f"{name}/trajectory/0"])
         nodes = training.paths_to(session, [row.leaf_node_id])
         session.expunge_all()
-    tail = TreeNode(
+    tail = TreeNodeRow(
         id="tail",
         parent_id=row.leaf_node_id,
         parent_offset=3,

@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from sqlalchemy import Engine, select, update
 
 from db import training
-from db.models import Batch, Cell, Contribution, MicroStep
+from db.models import BatchRow, CellRow, ContributionRow, MicroStepRow
+from db.object_store import BlobStore
 from db.session import transaction
 from db.training import Claimant, StoredVersion
 from gpu_workers.trainer.checkpoints import fetched
@@ -21,7 +22,6 @@ from gyre.contracts.errors import Fenced, TrainerFailed
 from gyre.contracts.ids import batch_id
 from gyre.settings import Services
 from gyre.settings.runfile import OptimizerSection
-from gyre.store import BlobStore
 from tests.trainer.models import tiny_config
 from tests.trainer.rows import BATCH, CLAIMANT, RUN, Turns, add_batch, add_run, run_config
 
@@ -102,9 +102,9 @@ def test_train_makes_the_version_and_says_what_happened(
     assert 0 < metrics["s_min"] <= metrics["s_max"]
     assert set(metrics["seconds"]) == {"score", "grad", "update", "checkpoint"}
     with transaction(database) as session:
-        row = session.get_one(Batch, BATCH)
+        row = session.get_one(BatchRow, BATCH)
         assert (row.status, row.metrics) == ("trained", metrics)
-        assert len(session.scalars(select(Contribution)).one().sha256) == 64
+        assert len(session.scalars(select(ContributionRow)).one().sha256) == 64
     before, after = (stored_weights(database, store, v) for v in (0, 1))
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
@@ -135,11 +135,13 @@ def cut_batch(database: Engine) -> None:
             session.connection().exec_driver_sql(f"DELETE FROM {table} WHERE version = 1")
         for table in ("contribution", "micro_step"):
             session.connection().exec_driver_sql(f"DELETE FROM {table}")
-        session.execute(update(Batch).values(status="open"))
+        session.execute(update(BatchRow).values(status="open"))
         session.connection().exec_driver_sql("UPDATE query_group SET status = 'assigned'")
         for index, (kind, members) in enumerate(CUT):
             names = [f"run/r/group/1/rollout/{e}/trajectory/{t}" for e, t in members]
-            session.add(MicroStep(batch_id=BATCH, index=index, kind=kind, trajectory_ids=names, num_tokens=0))
+            session.add(
+                MicroStepRow(batch_id=BATCH, index=index, kind=kind, trajectory_ids=names, num_tokens=0)
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -163,8 +165,8 @@ def test_a_crash_before_the_commit_is_redone_to_the_bit(
         session.connection().exec_driver_sql("DELETE FROM policy_version WHERE version = 2")
         session.connection().exec_driver_sql("DELETE FROM checkpoint WHERE version = 2")
         session.connection().exec_driver_sql("UPDATE query_group SET status = 'assigned' WHERE index = 2")
-        session.execute(update(MicroStep).where(MicroStep.index == 1).values(status="claimed"))
-        session.execute(update(Cell).values(epoch=2))
+        session.execute(update(MicroStepRow).where(MicroStepRow.index == 1).values(status="claimed"))
+        session.execute(update(CellRow).values(epoch=2))
     second = make(epoch=2, dtype=dtype)
     with pytest.raises(TrainerFailed, match="the trainer holds None"):
         second.train(batch_id(RUN, 2))
@@ -178,7 +180,7 @@ def test_a_trainer_of_an_old_epoch_makes_no_version(database: Engine, make: Make
     zombie = make()
     zombie.load(0)
     with transaction(database) as session:
-        session.execute(update(Cell).values(epoch=2))
+        session.execute(update(CellRow).values(epoch=2))
     with pytest.raises(Fenced, match="epoch 1 is over"):
         zombie.train(BATCH)
     with transaction(database) as session:

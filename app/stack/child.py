@@ -1,0 +1,240 @@
+"""One process kept alive: started or adopted, checked, restarted with backoff, stopped."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from app.stack.identity import ProcessIdentity, identify, is_alive, send_signal
+from app.stack.ledger import Entry, Ledger
+from app.stack.ports import require_free
+from app.stack.restart import RestartPolicy
+from app.stack.spec import ProcessSpec
+from gyre.contracts.errors import BadInput
+
+WATCH_S = 0.2
+START_LIMIT_S = 90.0
+"""On a loaded laptop a server that has to replay its log takes a while."""
+WAIT_UP_S = 20.0
+LOG_BYTES = 32 << 20
+"""A log that is longer when its process starts is kept as ``.old``."""
+
+
+class ChildState(StrEnum):
+    STARTING = "starting"
+    UP = "up"
+    RESTARTING = "restarting"
+    PAUSED = "paused"
+    """The circuit breaker is open: it died too often, and is left alone for a while."""
+    DOWN = "down"
+
+
+class Child:
+    def __init__(self, spec: ProcessSpec, ledger: Ledger, policy: RestartPolicy) -> None:
+        self.spec = spec
+        self.state = ChildState.DOWN
+        self.num_restarts = 0
+        self.detail: str | None = None
+        self.process: ProcessIdentity | None = None
+        self._ledger = ledger
+        self._policy = policy
+        self._deaths: list[float] = []
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Return when it serves; it is kept alive from then on.
+
+        Raises BadInput when a port is taken or the process does not come up.
+        """
+        self.state = ChildState.STARTING
+        if not await self._adopt():
+            for port in self.spec.ports:
+                require_free(port, self.spec.name)
+            await self._spawn()
+        try:
+            await self._until_healthy()
+        except BadInput:
+            await self._terminate()
+            raise
+        self._task = asyncio.create_task(self._keep(), name=self.spec.name)
+
+    def start_later(self) -> None:
+        """Start in the background, with the same backoff as a restart."""
+        self.state = ChildState.STARTING
+        self._task = asyncio.create_task(self._start_and_keep(), name=self.spec.name)
+
+    async def wait_up(self) -> None:
+        """Return when it serves. Raises BadInput with the reason when it does not come back."""
+        deadline = time.monotonic() + WAIT_UP_S
+        while self.state != ChildState.UP:
+            if time.monotonic() > deadline:
+                raise BadInput(f"{self.spec.name} is {self.state}: {self.detail or f'see {self.spec.log}'}")
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        """Stop keeping it, then end it: the stop signal, a grace period, SIGKILL."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        await self._terminate()
+        self.state = ChildState.DOWN
+
+    def pids(self) -> set[int]:
+        """Of the process that is kept; one that has just died is still ours to collect."""
+        started = {self._popen.pid} if self._popen is not None else set[int]()
+        return started | ({self.process.pid} if self.process is not None else set[int]())
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.spec.name,
+            "state": str(self.state),
+            "pid": self.process.pid if self.process else None,
+            "ports": list(self.spec.ports),
+            "restarts": self.num_restarts,
+            "detail": self.detail,
+            "log": str(self.spec.log),
+        }
+
+    async def _start_and_keep(self) -> None:
+        if await self._adopt():
+            self.state = ChildState.UP
+        else:
+            await self._revive()
+        await self._keep()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._until_dead()
+            self.num_restarts += 1
+            self._note_death(f"died {_how(self._popen)}")
+            await self._revive()
+
+    async def _revive(self) -> None:
+        """Start it again and again until it serves."""
+        while True:
+            await self._back_off()
+            try:
+                for port in self.spec.ports:
+                    require_free(port, self.spec.name)
+                await self._spawn()
+                await self._until_healthy()
+            except (BadInput, OSError) as error:
+                self._note_death(str(error))
+                await self._terminate()
+                continue
+            return
+
+    async def _back_off(self) -> None:
+        if not self._deaths:
+            return
+        now = time.monotonic()
+        paused = self._policy.is_open(self._deaths, now)
+        self.state = ChildState.PAUSED if paused else ChildState.RESTARTING
+        await asyncio.sleep(self._policy.delay_s(self._deaths, now))
+
+    def _note_death(self, detail: str) -> None:
+        now = time.monotonic()
+        self._deaths = [*(at for at in self._deaths if now - at <= self._policy.window_s), now]
+        self.detail = detail
+        self.process = None
+        _say(f"{self.spec.name}: {detail}")
+
+    async def _adopt(self) -> bool:
+        """Take over a living process of an earlier keeper, or end it if it was started differently."""
+        entry = self._ledger.alive(self.spec.name)
+        if entry is None:
+            return False
+        self.process = entry.process
+        if entry.fingerprint == self.spec.fingerprint:
+            _say(f"{self.spec.name}: adopted pid {entry.process.pid}")
+            return True
+        await self._terminate()
+        return False
+
+    async def _spawn(self) -> None:
+        await asyncio.to_thread(self.spec.prepare)
+        _turn_over(self.spec.log)
+        who = self.spec.credentials
+        with self.spec.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                self.spec.command,
+                cwd=self.spec.cwd,
+                env={**os.environ, **self.spec.environment},
+                user=who.user,
+                group=who.group,
+                extra_groups=who.extra_groups,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.process = identify(self._popen.pid)
+        if self.process is not None:
+            entry = Entry(process=self.process, fingerprint=self.spec.fingerprint)
+            self._ledger.put(self.spec.name, entry)
+
+    async def _until_healthy(self) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not await asyncio.to_thread(self.spec.healthy):
+            if not self._is_running():
+                raise BadInput(
+                    f"{self.spec.name} ended while starting {_how(self._popen)}: see {self.spec.log}"
+                )
+            if time.monotonic() > deadline:
+                raise BadInput(
+                    f"{self.spec.name} did not answer in {START_LIMIT_S:.0f} s: see {self.spec.log}"
+                )
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(self.spec.started)
+        self.state, self.detail = ChildState.UP, None
+
+    async def _until_dead(self) -> None:
+        while self._is_running():
+            await asyncio.sleep(WATCH_S)
+
+    def _is_running(self) -> bool:
+        if self._popen is not None:
+            return self._popen.poll() is None  # also reaps it
+        return self.process is not None and is_alive(self.process)
+
+    async def _terminate(self) -> None:
+        if self.process is not None:
+            send_signal(self.process, self.spec.stop_signal)
+            if not await self._ended_within(self.spec.stop_grace_s):
+                send_signal(self.process, signal.SIGKILL)
+                await self._ended_within(10.0)
+        self._ledger.remove(self.spec.name)
+        self.process = self._popen = None
+
+    async def _ended_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._is_running():
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+
+def _how(popen: subprocess.Popen[bytes] | None) -> str:
+    if popen is None or popen.returncode is None:
+        return "without an exit status"
+    if popen.returncode < 0:
+        return f"of {signal.Signals(-popen.returncode).name}"
+    return f"with exit status {popen.returncode}"
+
+
+def _turn_over(log: Path) -> None:
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_suffix(".log.old"))
+
+
+def _say(line: str) -> None:
+    """To the keeper's own log."""
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,98 @@
+"""Processes that outlived whoever started them: harnesses are detached so that they survive a worker."""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from app.stack.identity import ProcessIdentity, identify, is_alive, send_signal
+
+MARK = "GYRE_KEPT_BY"
+"""In the environment of everything that a keeper starts; the value is the state directory."""
+RUN_MARK = "GYRE_RUN"
+SUPERVISOR = "sandbox.supervise"
+"""In the command line of a harness's supervisor."""
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """Orphans of our descendants become our children, so that none can hide from ``down``."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_adopted(own: set[int]) -> None:
+    """Collect zombies that were given to us; all others are collected by those who started them.
+
+    Those are ``own``, which have sessions of their own, and helpers that a thread of ours waits for, which
+    are in our session. What we are given descends from ``own`` and is never in it.
+    """
+    for child in psutil.Process().children():
+        try:
+            adopted = child.pid not in own and os.getsid(child.pid) != os.getsid(0)
+            if adopted and identify(child.pid) is None:
+                os.waitpid(child.pid, os.WNOHANG)
+        except (ChildProcessError, ProcessLookupError):
+            continue
+
+
+def leftovers(root: Path, run: str | None = None) -> list[ProcessIdentity]:
+    """For the keeper: living processes started under this state directory (for this run) and their
+    descendants.
+
+    A harness has an environment of its own, so orphans that the keeper inherited are taken too: all of
+    them, or those whose command line names the run's folder.
+    """
+    wanted = {f"{MARK}={root}".encode()} | ({f"{RUN_MARK}={run}".encode()} if run else set())
+    me = psutil.Process()
+    found = [p for p in psutil.process_iter() if p.pid != me.pid and wanted <= _environment(p.pid)]
+    found += [p for p in me.children() if run is None or _names(p, root / "runs" / run)]
+    family = {member for process in found for member in [process, *_descendants(process)]}
+    return [identity for member in family if (identity := identify(member.pid))]
+
+
+def end_all(processes: list[ProcessIdentity], grace_s: float, first: signal.Signals = signal.SIGTERM) -> None:
+    """The first signal, wait, SIGKILL, wait.
+
+    Supervisors first: one that is asked ends its sandbox itself and records a cancelled harness, where a
+    sandbox that is ended under it would look like one that came to its own end.
+    """
+    supervisors = [process for process in processes if _supervises(process)]
+    if supervisors and len(supervisors) < len(processes):
+        end_all(supervisors, grace_s, first)
+    for number, wait_s in ((first, grace_s), (signal.SIGKILL, 5.0)):
+        for process in processes:
+            send_signal(process, number)
+        deadline = time.monotonic() + wait_s
+        while any(is_alive(p) for p in processes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _environment(pid: int) -> set[bytes]:
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _supervises(process: ProcessIdentity) -> bool:
+    try:
+        return SUPERVISOR.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _names(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return any(str(folder) in part for part in process.cmdline())
+    except psutil.Error:
+        return False

