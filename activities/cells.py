@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from sqlalchemy import Engine
 from temporalio import activity
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from db import cells, run_state, waits
 from db.models import CellRow
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.errors import CellRefused, EngineFailed
 from gyre.contracts.ids import CellId, run_of
 from gyre.contracts.lifecycle import CellRole
@@ -42,7 +41,7 @@ HEARTBEAT_S = 2.0
 class CellControlActivities:
     """On ``<run>/control``."""
 
-    database: Engine
+    database: Database
     client: Client
 
     @activity.defn(name=AWAIT_CELL.name)
@@ -106,7 +105,7 @@ class CellProcesses(Protocol):
 class CellActivities:
     """On ``<run>/cell/<c>/<epoch>``."""
 
-    database: Engine
+    database: Database
     processes: CellProcesses
 
     @activity.defn(name=ENTER_ROLE.name)

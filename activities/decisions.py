@@ -5,12 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from temporalio import activity
 
 from db import cells, groups, run_state, waits
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import CellRole, GroupStatus, Purpose, RunStatus
 from gyre.contracts.messages import (
@@ -47,7 +46,7 @@ POLL_S = 0.25
 class DecisionActivities:
     """On ``<run>/control``."""
 
-    database: Engine
+    database: Database
     host: str
     _supply: dict[str, Supply] = field(default_factory=dict[str, Supply])
 

@@ -4,7 +4,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from sqlalchemy import Engine
 from temporalio import activity
 
 from activities.beating import beating
@@ -14,11 +13,11 @@ from db import evaluations, harnesses, snapshots
 from db.harnesses import TaskOfExecution
 from db.models import RewardRow, SnapshotRow
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
+from gyre.contracts.boot import WorkerBoot
 from gyre.contracts.errors import EvaluatorFailed, SnapshotFailed
 from gyre.contracts.ids import EvaluationId, ExecutionId, SnapshotId
 from gyre.contracts.messages import EvaluateInput, EvaluateResult
-from gyre.contracts.processes import WorkerBoot
 from gyre.durable.activities import EVALUATE_SNAPSHOT
 from gyre.durable.failures import translated
 from gyre.settings import Services
@@ -28,7 +27,7 @@ from sandbox.evaluate import EvaluationFailure, EvaluationOutcome, evaluate
 class EvaluatorActivities:
     """Runs on any host that has the tasks and reaches S3."""
 
-    def __init__(self, *, boot: WorkerBoot, services: Services, database: Engine) -> None:
+    def __init__(self, *, boot: WorkerBoot, services: Services, database: Database) -> None:
         self._database, self._boot = database, boot
         self._store = BlobStore(services, database)
 

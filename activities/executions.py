@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
 from temporalio import activity
 
 from db import executions, groups, waits
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.ids import ExecutionId, GroupId
 from gyre.contracts.lifecycle import Disposition
 from gyre.contracts.messages import (
@@ -25,7 +24,7 @@ from gyre.durable.failures import translated
 class ExecutionActivities:
     """Short transactions on ``<run>/short``."""
 
-    database: Engine
+    database: Database
 
     @activity.defn(name=OPEN_ATTEMPT.name)
     @translated

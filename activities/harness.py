@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
@@ -14,7 +13,8 @@ from activities.milestones import Milestones
 from activities.tasks import task_folder
 from db import attempts, executions, harnesses
 from db.harnesses import TaskOfExecution
-from db.session import transaction
+from db.session import Database, transaction
+from gyre.contracts.boot import WorkerBoot, gateway_of
 from gyre.contracts.errors import Fenced, ProvisionFailed
 from gyre.contracts.ids import AttemptId, execution_of
 from gyre.contracts.messages import (
@@ -25,7 +25,6 @@ from gyre.contracts.messages import (
     SealInput,
     SealResult,
 )
-from gyre.contracts.processes import WorkerBoot, gateway_of
 from gyre.contracts.tokens import attempt_token
 from gyre.durable.activities import PROVISION_WORKSPACE, RUN_HARNESS, SEAL_ATTEMPT
 from gyre.durable.failures import translated
@@ -53,7 +52,7 @@ class HarnessActivities:
     Takes what every class of activities takes; it needs no service but the database.
     """
 
-    def __init__(self, *, boot: WorkerBoot, services: Services, database: Engine) -> None:
+    def __init__(self, *, boot: WorkerBoot, services: Services, database: Database) -> None:
         self._database, self._boot = database, boot
 
     @activity.defn(name=PROVISION_WORKSPACE.name, no_thread_cancel_exception=True)

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError
 
 from db import executions
 from db.executions import CallTotals
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.ids import AttemptId
 
 EVERY_S = 60.0
@@ -24,7 +23,7 @@ class Milestones:
 
     def __init__(
         self,
-        database: Engine,
+        database: Database,
         attempt: AttemptId,
         rollout: Callable[[], WorkflowHandle[Any, Any]],
         clock: Callable[[], float] = time.monotonic,

@@ -3,18 +3,17 @@
 import tempfile
 from pathlib import Path
 
-from sqlalchemy import Engine
 from temporalio import activity
 
 from activities.beating import beating
 from db import harnesses, snapshots
 from db.models import SnapshotRow
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
+from gyre.contracts.boot import WorkerBoot
 from gyre.contracts.errors import SnapshotFailed, WorkspaceUnusable
 from gyre.contracts.ids import AttemptId, execution_of
 from gyre.contracts.messages import SnapshotInput, SnapshotResult
-from gyre.contracts.processes import WorkerBoot
 from gyre.durable.activities import TAKE_SNAPSHOT
 from gyre.durable.failures import translated
 from gyre.settings import Services
@@ -32,7 +31,7 @@ SLACK = 2
 class SnapshotActivities:
     """Runs on the host that has the attempt's workspace."""
 
-    def __init__(self, *, boot: WorkerBoot, services: Services, database: Engine) -> None:
+    def __init__(self, *, boot: WorkerBoot, services: Services, database: Database) -> None:
         self._database, self._boot = database, boot
         self._store = BlobStore(services, database)
 

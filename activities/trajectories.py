@@ -5,14 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from temporalio import activity
 
 from db import batches, groups, run_state
 from db.batches import NodeRow, Scored
 from db.models import BatchExecutionRow, BatchRow, MicroStepRow, TrajectoryRow
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.ids import BatchId, RunId, batch_id
 from gyre.contracts.messages import OpenBatchInput, OpenBatchResult
 from gyre.durable.activities import OPEN_BATCH
@@ -28,7 +27,7 @@ from gyre.trajectory.packing import Item, Packed, pack
 class TrajectoryActivities:
     """On ``<run>/short``."""
 
-    database: Engine
+    database: Database
 
     @activity.defn(name=OPEN_BATCH.name)
     @translated

@@ -25,6 +25,7 @@ from activities.harness import HarnessActivities
 from activities.snapshots import SnapshotActivities
 from activities.trajectories import TrajectoryActivities
 from db.session import connect
+from gyre.contracts.boot import WorkerBoot, read_boot
 from gyre.contracts.ids import (
     RunId,
     control_queue,
@@ -33,7 +34,6 @@ from gyre.contracts.ids import (
     host_short_queue,
     short_queue,
 )
-from gyre.contracts.processes import WorkerBoot, read_boot
 from gyre.durable import client as durable
 from gyre.settings import Services
 from workflows.registry import WORKFLOWS, runner

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.stack.ports import HOST, choose_port
 from benchmarks.gateway_stack import Stack
+from gyre.host.ports import HOST, choose_port
 
 VERSION = "1.105.7"
 """The newest whose proxy extra installs from the public index alone."""

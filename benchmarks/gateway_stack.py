@@ -22,14 +22,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from app.stack import postgres
-from app.stack.ports import HOST, accepts, choose_port
 from benchmarks.gateway_conversation import ANSWER, source_text
 from db import migrate
 from db.models import AttemptRow, CellRow, ExecutionRow, QueryGroupRow, RunConfigRow, RunRow, TaskRow
 from db.session import connect, transaction
+from gyre.contracts.boot import GatewayAddress, GatewayBoot, gateway_of
 from gyre.contracts.ids import AttemptId, RunId, attempt_id, cell_id, execution_id, group_id, task_id
-from gyre.contracts.processes import GatewayAddress, GatewayBoot, gateway_of
 from gyre.contracts.tokens import attempt_of_token, attempt_token
+from gyre.host.ports import HOST, accepts, choose_port
 
 RUN, SECRET = RunId("bench"), b"secret of the benchmark"
 GROUP_SIZE = 8

@@ -9,10 +9,9 @@ from typing import Any, LiteralString
 
 import psycopg
 from psycopg.rows import TupleRow
-from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from db.session import CONNECT_S, GONE, OPTIONS
+from db.session import CONNECT_S, GONE, OPTIONS, Database
 
 PLANS = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c jit=off"
 """Each statement is planned once, by keys: its tables are small when a run begins, and do not stay so."""
@@ -33,7 +32,7 @@ class Direct:
     The connection is opened when it is needed, and another one after a failure of it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Database) -> None:
         """``engine`` says where; none of its connections is used."""
         self._dsn = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._connection: Connection | None = None

@@ -9,10 +9,9 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from sqlalchemy import Engine
 
 from db import blobs
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.errors import SnapshotFailed
 from gyre.settings.services import Services
 
@@ -25,7 +24,7 @@ class BlobStore:
     Errors of boto3 pass through: they say that S3 is away or refuses, not that the files are unusable.
     """
 
-    def __init__(self, services: Services, database: Engine) -> None:
+    def __init__(self, services: Services, database: Database) -> None:
         self._database = database
         self._bucket = services.s3_bucket
         self._s3: Any = s3_client(services)

@@ -7,6 +7,9 @@ from typing import Any
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
+Database = Engine
+"""SQLAlchemy's name for a pool of connections; here an engine is what samples tokens."""
+
 CONNECT_S = 10
 OPTIONS = "-c timezone=UTC -c statement_timeout=60000"
 """Of every connection: a statement times out after 60 s."""
@@ -21,7 +24,7 @@ GONE: dict[str, Any] = {
 own time counts at the server; without these a thread waits for hours behind a network that drops packets."""
 
 
-def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Engine:
+def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Database:
     """An engine over psycopg 3. ``dsn`` is a libpq URL; statements time out after 60 s.
 
     Without ``pre_ping`` a transaction saves a round trip, and its caller repeats it when Postgres restarted.
@@ -39,7 +42,7 @@ def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Engine:
 
 
 @contextmanager
-def transaction(engine: Engine) -> Generator[Session]:
+def transaction(engine: Database) -> Generator[Session]:
     """A session that commits when the block ends and rolls back when it raises."""
     with Session(engine, expire_on_commit=False) as session, session.begin():
         yield session

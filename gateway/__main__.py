@@ -24,8 +24,8 @@ from gateway.recorder import Recorder
 from gateway.rendering import Renderer
 from gateway.service import Policy, Service
 from gateway.store import Store
+from gyre.contracts.boot import GatewayBoot, read_boot
 from gyre.contracts.ids import RunId
-from gyre.contracts.processes import GatewayBoot, read_boot
 from gyre.settings.harnesses import harness_facts
 
 STORE_THREADS = 8

@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from db.direct import Direct, Statement
-from db.session import transaction
+from db.session import Database, transaction
 from gateway.clock import Clock
 
 T = TypeVar("T")
@@ -38,7 +37,7 @@ class Store:
     """Runs functions of a session and single statements, again while Postgres is away, for ``hold_s``."""
 
     def __init__(
-        self, database: Engine, *, hold_s: float, num_threads: int = 8, clock: Clock | None = None
+        self, database: Database, *, hold_s: float, num_threads: int = 8, clock: Clock | None = None
     ) -> None:
         self._database, self._hold_s, self._clock = database, hold_s, clock or Clock()
         self._direct, self._one_by_one = Direct(database), asyncio.Lock()

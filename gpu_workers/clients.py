@@ -5,9 +5,9 @@ from typing import Any
 
 import httpx
 
+from gyre.contracts.boot import TrainerAnswer, TrainerCommand
 from gyre.contracts.engine import EngineInfo, PullWeights, WeightsReference
 from gyre.contracts.errors import EngineFailed, TrainerFailed, TrainingImpossible
-from gyre.contracts.processes import TrainerAnswer, TrainerCommand
 
 LINE_LIMIT = 1 << 20
 RETRY_S = 0.1

@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine as Database
-
 from db import cells, run_state, waits
-from db.session import transaction
+from db.session import Database, transaction
 from gpu_workers.children import Child, alive_until, start
 from gpu_workers.clients import EngineClient, TrainerClient
+from gyre.contracts.boot import CellBoot, EngineBoot, TrainerBoot
 from gyre.contracts.engine import WeightsReference
 from gyre.contracts.errors import EngineFailed, TrainerFailed
 from gyre.contracts.ids import CellId
@@ -24,7 +23,6 @@ from gyre.contracts.messages import (
     TrainInput,
     TrainResult,
 )
-from gyre.contracts.processes import CellBoot, EngineBoot, TrainerBoot
 from gyre.settings import RunFile
 
 START_LIMIT_S = 300.0

@@ -10,18 +10,17 @@ import signal
 import sys
 import time
 
-from sqlalchemy import Engine
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.cells import CellActivities
 from db import cells, run_state, waits
-from db.session import connect, transaction
+from db.session import Database, connect, transaction
 from gpu_workers.children import first_death
 from gpu_workers.life import CellLife
+from gyre.contracts.boot import CellBoot, read_boot
 from gyre.contracts.errors import GyreError
 from gyre.contracts.ids import CellId, RunId, cell_queue
-from gyre.contracts.processes import CellBoot, read_boot
 from gyre.durable import client as durable
 from gyre.settings import RunFile, Services
 
@@ -47,7 +46,7 @@ async def supervise(boot: CellBoot) -> None:
     database.dispose()
 
 
-async def _one_life(boot: CellBoot, database: Engine, temporal: Client, stop: asyncio.Event) -> bool:
+async def _one_life(boot: CellBoot, database: Database, temporal: Client, stop: asyncio.Event) -> bool:
     """True if the cell served before the life ended."""
     epoch, config = await asyncio.to_thread(_mint, boot, database)
     life = CellLife(boot, config, database, epoch)
@@ -65,7 +64,7 @@ async def _one_life(boot: CellBoot, database: Engine, temporal: Client, stop: as
 
 
 async def _work(
-    boot: CellBoot, database: Engine, temporal: Client, life: CellLife, stop: asyncio.Event
+    boot: CellBoot, database: Database, temporal: Client, life: CellLife, stop: asyncio.Event
 ) -> None:
     """Take commands of this life until a process dies or the cell is told to stop."""
     activities = CellActivities(database=database, processes=life)
@@ -100,7 +99,7 @@ async def _told(stop: asyncio.Event) -> str:
     return "the supervisor was told to stop"
 
 
-def _mint(boot: CellBoot, database: Engine) -> tuple[int, RunFile]:
+def _mint(boot: CellBoot, database: Database) -> tuple[int, RunFile]:
     with transaction(database) as session:
         config = RunFile.model_validate(run_state.newest_config(session, boot.run))
         index = int(boot.cell.rsplit("/", 1)[1])
@@ -108,7 +107,7 @@ def _mint(boot: CellBoot, database: Engine) -> tuple[int, RunFile]:
         return cells.mint_epoch(session, CellId(boot.cell), boot.host), config
 
 
-def _note_failure(boot: CellBoot, database: Engine, reason: str) -> None:
+def _note_failure(boot: CellBoot, database: Database, reason: str) -> None:
     """A cell that cannot start is a wait that people can see, with its reason."""
     with transaction(database) as session:
         waits.begin(

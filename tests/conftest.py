@@ -12,15 +12,14 @@ from pathlib import Path
 import hypothesis
 import psycopg
 import pytest
-from sqlalchemy import Engine
 
 from app import stack
 from app.stack import postgres
-from app.stack.ports import HOST, choose_port
 from db import groups, migrate
 from db.models import RunConfigRow, RunRow, TaskRow
-from db.session import connect, transaction
+from db.session import Database, connect, transaction
 from gyre.contracts.ids import ExecutionId, GroupId, RunId, execution_id, group_id, task_id
+from gyre.host.ports import HOST, choose_port
 from gyre.settings import Services
 
 # A busy machine must not fail a property: nothing here is a timing claim.
@@ -100,7 +99,7 @@ def postgres_dsn(postgres_server: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def database(postgres_dsn: str) -> Iterator[Engine]:
+def database(postgres_dsn: str) -> Iterator[Database]:
     engine = connect(postgres_dsn)
     yield engine
     engine.dispose()
@@ -111,7 +110,7 @@ def _with_database(dsn: str, name: str) -> str:
 
 
 @pytest.fixture
-def group(database: Engine) -> GroupId:
+def group(database: Database) -> GroupId:
     """A running train group of two executions."""
     with transaction(database) as session:
         session.add(RunRow(id=RUN, status="running", secret=b"k"))

@@ -10,12 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from app.stack.identity import ProcessIdentity, identify, is_alive, send_signal
 from app.stack.ledger import Entry, Ledger
-from app.stack.ports import require_free
 from app.stack.restart import RestartPolicy
 from app.stack.spec import ProcessSpec
 from gyre.contracts.errors import BadInput
+from gyre.host.ports import require_free
+from gyre.host.processes import ProcessIdentity, identify, is_alive, send_signal
 
 WATCH_S = 0.2
 START_LIMIT_S = 90.0

@@ -10,12 +10,12 @@ from typing import BinaryIO
 import gyre
 from app.stack.control import ProcessStatus, Status, ask
 from app.stack.files import StateDir
-from app.stack.identity import identify, is_alive
 from app.stack.ledger import Ledger
 from app.stack.orphans import MARK
 from app.stack.record import read_record
 from app.stack.runs import read_run, read_runs
 from gyre.contracts.errors import BadInput, GyreError
+from gyre.host.processes import identify, is_alive
 from gyre.settings.services import Services
 
 KEEPER_S = 30.0

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.stack import orphans
@@ -26,7 +25,6 @@ from app.stack.child import Child, ChildState
 from app.stack.control import LINE_BYTES, ProcessStatus, Status
 from app.stack.files import StateDir
 from app.stack.ledger import Ledger
-from app.stack.ports import is_free, require_free
 from app.stack.postgres import initialise, postgres_spec
 from app.stack.record import DATABASE, ServicesRecord, ensure_record
 from app.stack.restart import RestartPolicy
@@ -36,9 +34,10 @@ from app.stack.spec import ProcessSpec
 from app.stack.temporal import temporal_spec
 from db import migrate, run_state, runs
 from db.databases import ensure_database
-from db.session import connect, transaction
+from db.session import Database, connect, transaction
 from gyre.contracts.errors import BadInput
 from gyre.contracts.lifecycle import RunStatus
+from gyre.host.ports import is_free, require_free
 from gyre.settings.services import Services
 
 RUN_WATCH_S = 5.0
@@ -55,7 +54,7 @@ class Keeper:
         self._children: dict[str, Child] = {}
         self._turn = asyncio.Lock()
         """Held by whoever starts or stops something."""
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, Database] = {}
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:

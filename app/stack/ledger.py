@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from app.stack.files import write_private
-from app.stack.identity import ProcessIdentity, is_alive
+from gyre.host.processes import ProcessIdentity, is_alive
 
 
 class Entry(BaseModel):

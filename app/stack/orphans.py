@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from app.stack.identity import ProcessIdentity, identify, is_alive, send_signal
+from gyre.host.processes import ProcessIdentity, identify, is_alive, send_signal
 
 MARK = "GYRE_KEPT_BY"
 """In the environment of everything that a keeper starts; the value is the state directory."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import psycopg
 
 from app.stack.files import StateDir
-from app.stack.ports import HOST
 from app.stack.record import ServicesRecord
 from app.stack.spec import ProcessSpec, credentials
 from gyre.contracts.errors import BadInput
+from gyre.host.ports import HOST
 
 SYSTEM_USER = "gyre-postgres"
 NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")

@@ -5,8 +5,8 @@ import secrets
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.stack.files import StateDir, write_private
-from app.stack.ports import HOST, choose_port
 from gyre.contracts.errors import BadInput
+from gyre.host.ports import HOST, choose_port
 from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from app.stack.files import StateDir, short_socket, write_private
-from app.stack.ports import HOST, accepts, choose_port
 from app.stack.spec import ProcessSpec
+from gyre.contracts.boot import CellBoot, GatewayAddress, GatewayBoot, WorkerBoot
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId, cell_id
-from gyre.contracts.processes import CellBoot, GatewayAddress, GatewayBoot, WorkerBoot
+from gyre.host.ports import HOST, accepts, choose_port
 from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 

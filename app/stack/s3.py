@@ -4,10 +4,10 @@ import urllib.error
 import urllib.request
 
 from app.stack.files import StateDir
-from app.stack.ports import HOST
 from app.stack.programs import program
 from app.stack.record import BUCKET, ServicesRecord
 from app.stack.spec import ProcessSpec
+from gyre.host.ports import HOST
 
 
 def s3_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:

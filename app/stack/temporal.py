@@ -3,12 +3,12 @@
 import subprocess
 
 from app.stack.files import StateDir
-from app.stack.ports import HOST
 from app.stack.programs import program
 from app.stack.record import ServicesRecord
 from app.stack.spec import ProcessSpec
 from gyre.contracts.errors import BadInput
 from gyre.contracts.search import SEARCH_ATTRIBUTES
+from gyre.host.ports import HOST
 
 RETENTION = "720h"
 """30 days: the server's default of one would drop histories that an audit still reads."""

@@ -12,8 +12,8 @@ import torch
 import uvicorn
 
 from gpu_workers.engine.server import EngineServer, create_app
+from gyre.contracts.boot import EngineBoot, read_boot
 from gyre.contracts.errors import BadInput
-from gyre.contracts.processes import EngineBoot, read_boot
 
 log = logging.getLogger("gyre.engine")
 NUM_THREADS = 1

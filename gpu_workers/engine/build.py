@@ -12,8 +12,8 @@ from gpu_workers.engine.prefix import PrefixCache
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
 from gpu_workers.engine.weights import fuse, read_directory
+from gyre.contracts.boot import EngineBoot
 from gyre.contracts.errors import BadInput
-from gyre.contracts.processes import EngineBoot
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PREFIX_BYTES = 256 << 20

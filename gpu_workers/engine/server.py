@@ -18,9 +18,9 @@ from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
 from gpu_workers.engine.validation import Empty, check_request, parse
 from gpu_workers.engine.weights import WeightPuller
+from gyre.contracts.boot import EngineBoot
 from gyre.contracts.engine import EngineInfo, GenerateRequest, PullWeights
 from gyre.contracts.errors import BadInput, EngineFailed, Fenced, GyreError, TransferFailed
-from gyre.contracts.processes import EngineBoot
 
 COMMAND_S = 60.0
 """A command waits for one scheduler step at most, plus the copy of the weights."""

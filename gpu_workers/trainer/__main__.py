@@ -18,8 +18,8 @@ from gpu_workers.trainer.ranks import Ranks, ending_at_once
 from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.server import CommandServer
 from gpu_workers.trainer.trainer import Trainer, read_config
+from gyre.contracts.boot import TrainerBoot, read_boot
 from gyre.contracts.ids import CellId
-from gyre.contracts.processes import TrainerBoot, read_boot
 from gyre.settings import Services
 
 PR_SET_PDEATHSIG = 1

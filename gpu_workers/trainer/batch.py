@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Engine
-
 from db import training
 from db.models import BatchExecutionRow, MicroStepRow
-from db.session import transaction
+from db.session import Database, transaction
 from db.training import Claimant
 from gpu_workers.trainer.data import Path, assemble
 from gpu_workers.trainer.loss import Totals, keeps
@@ -48,7 +46,7 @@ class BatchRunner:
     """Claims micro-steps for one life of a cell and runs them on all replicas at once."""
 
     def __init__(
-        self, database: Engine, ranks: Ranks, replica: Replica, claimant: Claimant, config: RunFile
+        self, database: Database, ranks: Ranks, replica: Replica, claimant: Claimant, config: RunFile
     ) -> None:
         self._database, self._ranks, self._replica = database, ranks, replica
         self._claimant, self._config = claimant, config

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from sqlalchemy import Engine
 from transformers import Qwen3Config
 
 from db import training
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
 from db.training import StoredVersion
 from gpu_workers.trainer.model import DTYPES
 from gpu_workers.trainer.weights import read_safetensors, select_weights
@@ -60,7 +59,7 @@ def fetched(store: BlobStore, stored: StoredVersion) -> Generator[Fetched]:
 
 
 def commit_initial_version(
-    database: Engine, store: BlobStore, run: str, model_dir: Path, dtype: str
+    database: Database, store: BlobStore, run: str, model_dir: Path, dtype: str
 ) -> StoredVersion:
     """Make policy version 0 from a Hugging Face directory unless it exists. Raises BadInput for a bad one."""
     with transaction(database) as session:

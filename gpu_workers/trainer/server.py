@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpu_workers.trainer.trainer import Trainer
+from gyre.contracts.boot import TrainerAnswer, TrainerCommand
 from gyre.contracts.errors import Fenced, GyreError, TrainerFailed
 from gyre.contracts.ids import BatchId
-from gyre.contracts.processes import TrainerAnswer, TrainerCommand
 
 LONGEST_COMMAND_S = 4 * 3600.0
 

@@ -3,13 +3,11 @@
 import time
 from typing import Any
 
-from sqlalchemy import Engine
-
 from db import training
 from db.models import BatchRow
 from db.object_store import BlobStore
 from db.run_state import newest_config
-from db.session import transaction
+from db.session import Database, transaction
 from db.training import Claimant, StoredVersion
 from gpu_workers.trainer.batch import BatchRunner, BatchWork, metrics_of
 from gpu_workers.trainer.checkpoints import commit_initial_version, fetched, store_version
@@ -26,7 +24,7 @@ class Trainer:
     """Holds one policy version, or none while an update has not been committed."""
 
     def __init__(
-        self, database: Engine, store: BlobStore, ranks: Ranks, replica: Replica, claimant: Claimant
+        self, database: Database, store: BlobStore, ranks: Ranks, replica: Replica, claimant: Claimant
     ) -> None:
         self._database, self._store = database, store
         self._ranks, self._replica, self._claimant = ranks, replica, claimant
@@ -148,7 +146,7 @@ class Trainer:
         return read_config(self._database, self._run)
 
 
-def read_config(database: Engine, run: str) -> RunFile:
+def read_config(database: Database, run: str) -> RunFile:
     """The run file in force, without services."""
     with transaction(database) as session:
         return RunFile.model_validate(newest_config(session, run))

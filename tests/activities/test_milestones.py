@@ -4,19 +4,19 @@ import asyncio
 import json
 
 import pytest
-from sqlalchemy import Engine, func
+from sqlalchemy import func
 from temporalio.api.enums.v1 import EventType
 
 from activities.milestones import Milestones
 from db import attempts
 from db.models import ModelCallRow
-from db.session import connect, transaction
+from db.session import Database, connect, transaction
 from gyre.contracts.ids import AttemptId, ExecutionId, call_id
 from gyre.durable import client as durable
 from gyre.settings import Services
 
 
-def add_call(database: Engine, execution: ExecutionId, attempt: AttemptId, index: int) -> None:
+def add_call(database: Database, execution: ExecutionId, attempt: AttemptId, index: int) -> None:
     with transaction(database) as session:
         session.add(
             ModelCallRow(
@@ -37,7 +37,7 @@ def add_call(database: Engine, execution: ExecutionId, attempt: AttemptId, index
 
 
 def test_one_signal_a_minute_and_only_of_news(
-    database: Engine, services: Services, execution: ExecutionId
+    database: Database, services: Services, execution: ExecutionId
 ) -> None:
     with transaction(database) as session:
         attempt = AttemptId(attempts.open_attempt(session, execution, 1, "h").id)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import func, select
 
 from activities.trajectories import TrajectoryActivities
 from db.models import (
@@ -22,7 +22,7 @@ from db.models import (
     TrajectoryRow,
     TreeNodeRow,
 )
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.ids import RunId, batch_id, execution_id, group_id
 from gyre.contracts.messages import OpenBatchInput, OpenBatchResult
 from gyre.settings import RunFile
@@ -53,7 +53,7 @@ def with_everything(grown: Grown) -> None:
 
 
 @pytest.fixture
-def run(database: Engine) -> Engine:
+def run(database: Database) -> Database:
     config = RunFile.model_validate(
         {
             "run": {"name": RUN},
@@ -71,7 +71,7 @@ def run(database: Engine) -> Engine:
     return database
 
 
-def add_group(run: Engine, index: int, members: Sequence[tuple[str, float | None, Grow]]) -> None:
+def add_group(run: Database, index: int, members: Sequence[tuple[str, float | None, Grow]]) -> None:
     """A ready group of (disposition, reward, what it did)."""
     group = group_id(RUN, index)
     with transaction(run) as session:
@@ -118,11 +118,11 @@ def snapshot(attempt: str, execution: str) -> SnapshotRow:
     )
 
 
-def opened(run: Engine) -> OpenBatchResult:
+def opened(run: Database) -> OpenBatchResult:
     return TrajectoryActivities(run).open_batch(OpenBatchInput(run=RUN, version=1))
 
 
-def targets_of(run: Engine) -> dict[str, list[tuple[str, int]]]:
+def targets_of(run: Database) -> dict[str, list[tuple[str, int]]]:
     """Execution -> (target node, its tokens) of all its trajectories."""
     found: dict[str, list[tuple[str, int]]] = defaultdict(list)
     with transaction(run) as session:
@@ -132,16 +132,16 @@ def targets_of(run: Engine) -> dict[str, list[tuple[str, int]]]:
     return dict(found)
 
 
-def frozen(run: Engine) -> dict[str, BatchExecutionRow]:
+def frozen(run: Database) -> dict[str, BatchExecutionRow]:
     with transaction(run) as session:
         return {row.execution_id: row for row in session.scalars(select(BatchExecutionRow))}
 
 
-def advantages_of(run: Engine) -> dict[str, float]:
+def advantages_of(run: Database) -> dict[str, float]:
     return {name: row.advantage for name, row in frozen(run).items()}
 
 
-def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Engine) -> None:
+def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Database) -> None:
     add_group(run, 0, [("scored", 1.0, with_everything), ("scored", 0.0, forked)])
     add_group(run, 1, [("scored", 1.0, linear), ("scored", 0.0, linear)])
     result = opened(run)
@@ -158,7 +158,7 @@ def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Engine) -> None:
     assert counted == 53
 
 
-def test_b8_a_forked_rollout_moves_no_other_rollouts_advantage(run: Engine) -> None:
+def test_b8_a_forked_rollout_moves_no_other_rollouts_advantage(run: Database) -> None:
     """Three trajectories of the first rollout, one of each other: everything goes by the rollout's id."""
     add_group(run, 0, [("scored", 1.0, forked), ("scored", 0.0, linear)])
     add_group(run, 1, [("scored", 0.0, linear), ("scored", 1.0, forked)])
@@ -173,7 +173,7 @@ def test_b8_a_forked_rollout_moves_no_other_rollouts_advantage(run: Engine) -> N
             assert all(name.startswith(f"{row.execution_id}/attempt/2/") for name in own)
 
 
-def test_placeholders_and_excluded_executions_train_nothing(run: Engine) -> None:
+def test_placeholders_and_excluded_executions_train_nothing(run: Database) -> None:
     add_group(
         run,
         0,
@@ -195,7 +195,7 @@ def test_placeholders_and_excluded_executions_train_nothing(run: Engine) -> None
         assert session.get_one(BatchRow, batch_id(RUN, 1)).num_executions == 2
 
 
-def test_executions_without_an_advantage_take_no_room_from_others(run: Engine) -> None:
+def test_executions_without_an_advantage_take_no_room_from_others(run: Database) -> None:
     """All alike in one group: each micro-step that computes something is filled with what is trained."""
     add_group(run, 0, [("scored", 1.0, forked), ("scored", 1.0, linear)])
     add_group(run, 1, [("scored", 1.0, forked), ("scored", 0.0, linear)])
@@ -210,7 +210,7 @@ def test_executions_without_an_advantage_take_no_room_from_others(run: Engine) -
     assert steps == [trained, silent]
 
 
-def test_opening_a_batch_again_changes_nothing(run: Engine) -> None:
+def test_opening_a_batch_again_changes_nothing(run: Database) -> None:
     for index in (0, 1):
         add_group(run, index, [("scored", 1.0, forked), ("scored", 0.0, linear)])
     first = opened(run)

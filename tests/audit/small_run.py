@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from safetensors.torch import save_file
-from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from db.models import (
@@ -35,7 +34,7 @@ from db.models import (
     TrajectoryRow,
 )
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.settings import RunFile
 from tests.audit.small_tree import RUN, START, Tree, make_policies, sha256
 
@@ -55,7 +54,7 @@ def hour(hours: float) -> datetime:
     return START + timedelta(hours=hours)
 
 
-def build(database: Engine, store: BlobStore, folder: Path) -> None:
+def build(database: Database, store: BlobStore, folder: Path) -> None:
     """Write the whole run. ``folder`` becomes the run's model directory."""
     policies = make_policies(folder)
     keys = [_store_weights(policy, folder / f"{v}.safetensors", store) for v, policy in enumerate(policies)]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from app.cli.main import main
@@ -22,7 +21,7 @@ from db.models import (
     RewardRow,
     TreeNodeRow,
 )
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.ids import RunId
 from gyre.settings import Services
 
@@ -50,7 +49,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_dsn: str
 
 
 @pytest.fixture
-def populated(state_dir: Path, database: Engine) -> Engine:
+def populated(state_dir: Path, database: Database) -> Database:
     """One trained group of two rollouts, one of which made two calls, the second over the first."""
     with transaction(database) as session:
         runs.create(session, RUN)

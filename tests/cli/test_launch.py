@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
 from app.cli import launch, temporal
 from db import run_state, runs
 from db.models import RunConfigRow, TaskRow
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.errors import BadInput, GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
@@ -150,7 +150,7 @@ def test_a_taken_name_needs_resume(folder: Path, on_database: Services) -> None:
 
 
 def test_resume_keeps_one_revision_and_one_row_a_task(
-    folder: Path, on_database: Services, database: Engine
+    folder: Path, on_database: Services, database: Database
 ) -> None:
     checked = launch.check(folder / "run.toml")
     for resume in (False, True, True):
@@ -161,7 +161,7 @@ def test_resume_keeps_one_revision_and_one_row_a_task(
 
 
 def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(
-    folder: Path, on_database: Services, database: Engine
+    folder: Path, on_database: Services, database: Database
 ) -> None:
     launch.record(launch.check(folder / "run.toml"), on_database, resume=False)
     assert launch.record(launch.check(write_run_file(folder, updates=9)), on_database, resume=True) == 1
@@ -179,7 +179,7 @@ def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(
 
 
 def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot(
-    folder: Path, on_database: Services, database: Engine
+    folder: Path, on_database: Services, database: Database
 ) -> None:
     checked = launch.check(folder / "run.toml")
     launch.record(checked, on_database, resume=False)

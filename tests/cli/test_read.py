@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, update
+from sqlalchemy import update
 
 from db.models import ExecutionRow, QueryGroupRow, RunRow
-from db.session import transaction
+from db.session import Database, transaction
 from tests.cli.conftest import ROLLOUT, RUN
 
 Gyre = Callable[..., tuple[int, str, str]]
@@ -34,14 +34,14 @@ def test_show_has_its_stable_keys(gyre: Gyre) -> None:
     assert shown["mean_reward"] == 0.25
 
 
-def test_a_lost_group_unbalances_the_account(gyre: Gyre, populated: Engine) -> None:
+def test_a_lost_group_unbalances_the_account(gyre: Gyre, populated: Database) -> None:
     with transaction(populated) as session:
         session.execute(update(QueryGroupRow).values(index=1))
     _, out, _ = gyre("show", RUN, "--json")
     assert json.loads(out)["checks"]["account_balances"] is False
 
 
-def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, populated: Engine) -> None:
+def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, populated: Database) -> None:
     def set_status(status: str) -> None:
         with transaction(populated) as session:
             session.execute(update(RunRow).values(status=status))
@@ -60,7 +60,7 @@ def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, pop
     assert ["every", "execution", "disposed", "-"] in lines
 
 
-def test_a_finished_run_with_an_undisposed_rollout_shows_it(gyre: Gyre, populated: Engine) -> None:
+def test_a_finished_run_with_an_undisposed_rollout_shows_it(gyre: Gyre, populated: Database) -> None:
     with transaction(populated) as session:
         session.execute(update(RunRow).values(status="finished"))
         session.execute(

@@ -4,13 +4,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine
 
 from app.cli import launch
 from app.stack.files import StateDir
 from app.stack.runs import RunRecord, write_run
 from db import run_state, runs
-from db.session import connect, transaction
+from db.session import Database, connect, transaction
 from gyre.contracts.errors import BadInput
 from gyre.contracts.lifecycle import RunStatus
 from gyre.settings import Services
@@ -28,7 +27,7 @@ def checked_run(folder: Path, name: str) -> launch.CheckedRun:
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(
-    tmp_path: Path, postgres_dsn: str, database: Engine
+    tmp_path: Path, postgres_dsn: str, database: Database
 ) -> None:
     services = Services(
         temporal_address="127.0.0.1:1", postgres_dsn=postgres_dsn, s3_access_key="k", s3_secret_key="s"

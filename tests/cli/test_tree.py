@@ -7,12 +7,11 @@ from itertools import chain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine
 
 from app.cli import output
 from app.cli.branches import lines
 from db import rollout_queries
-from db.session import transaction
+from db.session import Database, transaction
 from tests.cli.conftest import ROLLOUT, RUN
 from tests.grown import Grown
 
@@ -43,7 +42,7 @@ def project() -> Grown:
 
 
 @pytest.fixture
-def grown(populated: Engine) -> Grown:
+def grown(populated: Database) -> Grown:
     made = project()
     with transaction(populated) as session:
         made.write(session)
@@ -156,7 +155,7 @@ def test_a_rollout_without_calls(gyre: Gyre) -> None:
     assert json.loads(gyre("tree", other, "--json")[1]) == []
 
 
-def test_a_rollout_of_two_thousand_nodes_fits_on_a_screen(gyre: Gyre, populated: Engine) -> None:
+def test_a_rollout_of_two_thousand_nodes_fits_on_a_screen(gyre: Gyre, populated: Database) -> None:
     grown, last = Grown(ROLLOUT), None
     for _ in range(1000):
         last = grown.call(last, 50, 20)
@@ -194,7 +193,7 @@ def test_each_node_is_drawn_once_below_the_one_it_continues(nodes: list[dict]) -
             assert parent is None or parent in order[:place]
 
 
-def test_reuse_is_counted_as_a_walk_over_every_input_would(populated: Engine) -> None:
+def test_reuse_is_counted_as_a_walk_over_every_input_would(populated: Database) -> None:
     grown = project()
     with transaction(populated) as session:
         grown.write(session)

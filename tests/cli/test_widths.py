@@ -5,13 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
 
 from app.cli import output
 from app.cli.output import print_rows
 from app.cli.rollout import print_calls
 from app.cli.show import print_groups, print_rollouts
-from db.session import transaction
+from db.session import Database, transaction
 from tests.cli.conftest import ROLLOUT, RUN
 from tests.grown import Grown
 
@@ -185,7 +184,7 @@ def deep(num_branches: int) -> Grown:
 @pytest.mark.parametrize("num_branches", [3, 6, 14])
 @pytest.mark.parametrize("full", [False, True])
 def test_a_deep_tree_has_whole_numbers(
-    gyre: Gyre, populated: Engine, width: int, num_branches: int, full: bool
+    gyre: Gyre, populated: Database, width: int, num_branches: int, full: bool
 ) -> None:
     grown = deep(num_branches)
     with transaction(populated) as session:
@@ -207,7 +206,7 @@ def test_a_deep_tree_has_whole_numbers(
 
 
 @pytest.mark.parametrize("width", [80], indirect=True)
-def test_levels_without_room_are_counted(gyre: Gyre, populated: Engine, width: int) -> None:
+def test_levels_without_room_are_counted(gyre: Gyre, populated: Database, width: int) -> None:
     with transaction(populated) as session:
         deep(14).write(session)
     _, out, _ = gyre("tree", ROLLOUT)

@@ -1,11 +1,11 @@
 """Epochs fence the dead; a command counts once."""
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import func, select
 
 from db import cells
 from db.models import CellTransitionRow
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.errors import Fenced, IllegalTransition
 from gyre.contracts.ids import CellId, GroupId, RunId, cell_id
 from gyre.contracts.lifecycle import CellRole
@@ -15,7 +15,7 @@ CELL = cell_id(RunId("r"), 0)
 
 
 @pytest.fixture
-def epoch(database: Engine, group: GroupId) -> int:
+def epoch(database: Database, group: GroupId) -> int:
     """A serving cell in its second life."""
     with transaction(database) as session:
         cells.create(session, RunId("r"), 0, 4)
@@ -35,7 +35,7 @@ def command(epoch: int, to_role: CellRole = CellRole.DRAINING) -> CellCommand:
     )
 
 
-def test_a_repeated_command_counts_once(database: Engine, epoch: int) -> None:
+def test_a_repeated_command_counts_once(database: Database, epoch: int) -> None:
     for _ in range(2):
         with transaction(database) as session:
             assert cells.enter(session, command(epoch)).role == CellRole.DRAINING
@@ -43,7 +43,7 @@ def test_a_repeated_command_counts_once(database: Engine, epoch: int) -> None:
         assert session.scalar(select(func.count()).select_from(CellTransitionRow)) == 1
 
 
-def test_a_dead_life_is_refused(database: Engine, epoch: int) -> None:
+def test_a_dead_life_is_refused(database: Database, epoch: int) -> None:
     with pytest.raises(Fenced, match="epoch 1 is over"), transaction(database) as session:
         cells.begin_serving(session, CellId(CELL), 1, "http://old", 9)
     with pytest.raises(Fenced), transaction(database) as session:
@@ -52,12 +52,12 @@ def test_a_dead_life_is_refused(database: Engine, epoch: int) -> None:
         cells.serve_version(session, CELL, epoch - 1, 9)
 
 
-def test_roles_are_not_skipped(database: Engine, epoch: int) -> None:
+def test_roles_are_not_skipped(database: Database, epoch: int) -> None:
     with pytest.raises(IllegalTransition), transaction(database) as session:
         cells.enter(session, command(epoch, CellRole.TRAINING))
 
 
-def test_only_cells_in_rollout_take_calls(database: Engine, epoch: int) -> None:
+def test_only_cells_in_rollout_take_calls(database: Database, epoch: int) -> None:
     with transaction(database) as session:
         assert cells.serving(session, "r") == [cells.ServingCell(CELL, "http://e", 4)]
         cells.enter(session, command(epoch))
@@ -66,7 +66,7 @@ def test_only_cells_in_rollout_take_calls(database: Engine, epoch: int) -> None:
         assert cells.of_run(session, "r")[0].engine_url is None
 
 
-def test_a_resumed_run_may_change_the_capacity_and_nothing_else(database: Engine, epoch: int) -> None:
+def test_a_resumed_run_may_change_the_capacity_and_nothing_else(database: Database, epoch: int) -> None:
     with transaction(database) as session:
         cells.create(session, RunId("r"), 0, 12)
     with transaction(database) as session:

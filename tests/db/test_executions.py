@@ -3,13 +3,13 @@
 import threading
 
 import pytest
-from sqlalchemy import Engine, func
+from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from db import attempts, calls, evaluations, executions, groups, snapshots
 from db.models import BlobRow, ExecutionRow, ModelCallRow, RewardRow
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import (
     AttemptId,
@@ -25,17 +25,17 @@ from gyre.contracts.lifecycle import Disposition, EndReason, GroupStatus
 from gyre.contracts.messages import AttemptState
 
 
-def resume(database: Engine, execution: ExecutionId, budget: int = 2) -> AttemptState:
+def resume(database: Database, execution: ExecutionId, budget: int = 2) -> AttemptState:
     with transaction(database) as session:
         return executions.resume_point(session, execution, "h", budget)
 
 
-def seal(database: Engine, attempt: str, failure: str | None = None) -> bool:
+def seal(database: Database, attempt: str, failure: str | None = None) -> bool:
     with transaction(database) as session:
         return attempts.seal(session, AttemptId(attempt), EndReason.EXITED, failure=failure)
 
 
-def save(database: Engine, attempt: str) -> None:
+def save(database: Database, attempt: str) -> None:
     with transaction(database) as session:
         session.add(BlobRow(key="sha256/0", sha256="0", num_bytes=1, status="confirmed"))
         session.flush()
@@ -53,7 +53,7 @@ def reward(session: Session, execution: ExecutionId) -> str:
 
 
 def test_an_execution_is_taken_up_at_its_first_unfinished_stage(
-    database: Engine, execution: ExecutionId
+    database: Database, execution: ExecutionId
 ) -> None:
     first = resume(database, execution)
     assert (first.number, first.stage) == (1, "provision")
@@ -70,7 +70,7 @@ def test_an_execution_is_taken_up_at_its_first_unfinished_stage(
 
 
 def test_c11_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
-    database: Engine, execution: ExecutionId
+    database: Database, execution: ExecutionId
 ) -> None:
     for number in (1, 2):
         state = resume(database, execution)
@@ -80,7 +80,7 @@ def test_c11_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
     assert (last.stage, last.failure) == ("exhausted", "sandbox: gone")
 
 
-def test_work_that_could_not_be_saved_is_not_forgotten(database: Engine, execution: ExecutionId) -> None:
+def test_work_that_could_not_be_saved_is_not_forgotten(database: Database, execution: ExecutionId) -> None:
     """A workflow that starts afresh must exclude such an execution, not call it a complete failure."""
     state = resume(database, execution, budget=1)
     attempt = AttemptId(state.attempt_id)
@@ -104,7 +104,7 @@ def test_work_that_could_not_be_saved_is_not_forgotten(database: Engine, executi
     assert (after.stage, after.worked) == ("exhausted", True)
 
 
-def test_an_interruption_costs_no_attempt(database: Engine, execution: ExecutionId) -> None:
+def test_an_interruption_costs_no_attempt(database: Database, execution: ExecutionId) -> None:
     for number in (1, 2, 3):
         state = resume(database, execution, budget=1)
         assert (state.number, state.stage) == (number, "provision")
@@ -113,7 +113,7 @@ def test_an_interruption_costs_no_attempt(database: Engine, execution: Execution
             attempts.seal(session, name, EndReason.CANCELLED, failure="harness: cancelled")
 
 
-def test_a_failure_found_after_the_seal_is_noted_once(database: Engine, execution: ExecutionId) -> None:
+def test_a_failure_found_after_the_seal_is_noted_once(database: Database, execution: ExecutionId) -> None:
     state = resume(database, execution)
     assert seal(database, state.attempt_id)
     assert not seal(database, state.attempt_id, "snapshot: disk full")
@@ -125,14 +125,14 @@ def test_a_failure_found_after_the_seal_is_noted_once(database: Engine, executio
         assert first.number == 2
 
 
-def test_a_sealed_attempt_refuses_writers(database: Engine, execution: ExecutionId) -> None:
+def test_a_sealed_attempt_refuses_writers(database: Database, execution: ExecutionId) -> None:
     state = resume(database, execution)
     seal(database, state.attempt_id)
     with pytest.raises(Fenced, match="sealed"), transaction(database) as session:
         attempts.lock_open(session, AttemptId(state.attempt_id))
 
 
-def test_a_seal_waits_for_a_write_in_progress(database: Engine, execution: ExecutionId) -> None:
+def test_a_seal_waits_for_a_write_in_progress(database: Database, execution: ExecutionId) -> None:
     """A write that holds the open row commits before the seal, so the fold sees it."""
     attempt = AttemptId(resume(database, execution).attempt_id)
     sealing = threading.Thread(target=seal, args=(database, attempt))
@@ -160,7 +160,7 @@ def test_a_seal_waits_for_a_write_in_progress(database: Engine, execution: Execu
         assert session.get(ModelCallRow, call_id(attempt, 0)) is not None
 
 
-def test_c10_a_disposition_is_final(database: Engine, execution: ExecutionId) -> None:
+def test_c10_a_disposition_is_final(database: Database, execution: ExecutionId) -> None:
     with transaction(database) as session:
         executions.fold(session, execution, Disposition.EXCLUDED, detail="evaluator: no number")
     with transaction(database) as session:
@@ -171,12 +171,12 @@ def test_c10_a_disposition_is_final(database: Engine, execution: ExecutionId) ->
         attempts.open_attempt(session, execution, 2, "h")
 
 
-def test_a_scored_execution_needs_a_reward(database: Engine, execution: ExecutionId) -> None:
+def test_a_scored_execution_needs_a_reward(database: Database, execution: ExecutionId) -> None:
     with pytest.raises(IntegrityError, match="scored_rewarded"), transaction(database) as session:
         executions.fold(session, execution, Disposition.SCORED)
 
 
-def test_the_first_reward_of_an_evaluation_stands(database: Engine, execution: ExecutionId) -> None:
+def test_the_first_reward_of_an_evaluation_stands(database: Database, execution: ExecutionId) -> None:
     state = resume(database, execution)
     seal(database, state.attempt_id)
     save(database, state.attempt_id)
@@ -197,7 +197,7 @@ def test_the_first_reward_of_an_evaluation_stands(database: Engine, execution: E
             assert reward.value == 0.25
 
 
-def test_a_group_settles_when_all_its_executions_have(database: Engine, group: GroupId) -> None:
+def test_a_group_settles_when_all_its_executions_have(database: Database, group: GroupId) -> None:
     for index, expected in ((0, GroupStatus.RUNNING), (1, GroupStatus.READY)):
         with transaction(database) as session:
             name = execution_id(group, index)
@@ -209,7 +209,7 @@ def test_a_group_settles_when_all_its_executions_have(database: Engine, group: G
         assert executions.reward_value(session, rewarded) == 0.0
 
 
-def test_d14_a_group_without_a_score_is_dropped_with_a_reason(database: Engine, group: GroupId) -> None:
+def test_d14_a_group_without_a_score_is_dropped_with_a_reason(database: Database, group: GroupId) -> None:
     with transaction(database) as session:
         for index in range(2):
             executions.fold(session, execution_id(group, index), Disposition.PLACEHOLDER, detail="x")
@@ -218,7 +218,7 @@ def test_d14_a_group_without_a_score_is_dropped_with_a_reason(database: Engine, 
         assert groups.dropped_in_a_row(session, "r", limit=8) == 1
 
 
-def test_a_seal_fails_the_calls_that_are_under_way(database: Engine, execution: ExecutionId) -> None:
+def test_a_seal_fails_the_calls_that_are_under_way(database: Database, execution: ExecutionId) -> None:
     attempt = AttemptId(resume(database, execution).attempt_id)
     new = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")
     with transaction(database) as session:
@@ -230,7 +230,7 @@ def test_a_seal_fails_the_calls_that_are_under_way(database: Engine, execution: 
         assert (call.lease_owner, call.lease_expires_at) == (None, None)
 
 
-def test_no_attempt_stays_open_when_its_execution_ends(database: Engine, execution: ExecutionId) -> None:
+def test_no_attempt_stays_open_when_its_execution_ends(database: Database, execution: ExecutionId) -> None:
     attempt = AttemptId(resume(database, execution).attempt_id)
     with transaction(database) as session:
         executions.fold(session, execution, Disposition.PLACEHOLDER, detail="its workflow failed")
@@ -242,7 +242,7 @@ def test_no_attempt_stays_open_when_its_execution_ends(database: Engine, executi
         attempts.lock_open(session, attempt)
 
 
-def test_an_execution_ends_while_a_call_is_being_recorded(database: Engine, execution: ExecutionId) -> None:
+def test_an_execution_ends_while_a_call_is_being_recorded(database: Database, execution: ExecutionId) -> None:
     """The call holds its attempt and refers to the execution: the two must not wait for each other."""
     attempt = AttemptId(resume(database, execution).attempt_id)
     new = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")

@@ -1,10 +1,10 @@
 """A run's status, its resumption, and the look at its groups."""
 
-from sqlalchemy import Engine, update
+from sqlalchemy import update
 
 from db import groups, run_state, runs
 from db.models import QueryGroupRow, TaskRow
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.ids import GroupId, RunId, task_id
 from gyre.contracts.lifecycle import GroupStatus, RunStatus
 from gyre.contracts.messages import Decision, GroupStart
@@ -14,24 +14,24 @@ MANY = 80
 """Twice a batch of 40: more than any fixed number of rows looked at would show."""
 
 
-def drop_groups(database: Engine, first: int, count: int) -> None:
+def drop_groups(database: Database, first: int, count: int) -> None:
     with transaction(database) as session:
         for index in range(first, first + count):
             groups.dispatch(session, RUN, task_id(RUN, "a"), index=index, size=2, version=0)
         session.execute(update(QueryGroupRow).values(status=GroupStatus.DROPPED))
 
 
-def dropped(database: Engine) -> int:
+def dropped(database: Database) -> int:
     with transaction(database) as session:
         return groups.dropped_in_a_row(session, RUN, limit=MANY)
 
 
-def advance(database: Engine, status: RunStatus, failure: str | None = None) -> None:
+def advance(database: Database, status: RunStatus, failure: str | None = None) -> None:
     with transaction(database) as session:
         run_state.advance_status(session, RUN, status, failure=failure)
 
 
-def test_a_run_given_up_for_dropped_groups_can_be_taken_up(database: Engine, group: GroupId) -> None:
+def test_a_run_given_up_for_dropped_groups_can_be_taken_up(database: Database, group: GroupId) -> None:
     drop_groups(database, 1, MANY)
     assert dropped(database) == MANY
     advance(database, RunStatus.FAILED, "the last 80 groups were all dropped")
@@ -42,7 +42,7 @@ def test_a_run_given_up_for_dropped_groups_can_be_taken_up(database: Engine, gro
     assert dropped(database) == 3
 
 
-def test_a_repeated_status_changes_nothing(database: Engine, group: GroupId) -> None:
+def test_a_repeated_status_changes_nothing(database: Database, group: GroupId) -> None:
     advance(database, RunStatus.FAILED, "why")
     with transaction(database) as session:
         first = runs.find(session, RUN)
@@ -54,7 +54,7 @@ def test_a_repeated_status_changes_nothing(database: Engine, group: GroupId) -> 
     assert (again.failure, again.finished_at) == ("why", first.finished_at)
 
 
-def test_a_resumed_run_has_not_ended(database: Engine, group: GroupId) -> None:
+def test_a_resumed_run_has_not_ended(database: Database, group: GroupId) -> None:
     advance(database, RunStatus.STOPPED)
     advance(database, RunStatus.RUNNING)
     with transaction(database) as session:
@@ -64,7 +64,7 @@ def test_a_resumed_run_has_not_ended(database: Engine, group: GroupId) -> None:
         assert runs.ended_for_s(session, RUN) == 0
 
 
-def test_a_decision_with_the_longest_task_names_is_below_16_kib(database: Engine, group: GroupId) -> None:
+def test_a_decision_with_the_longest_task_names_is_below_16_kib(database: Database, group: GroupId) -> None:
     name = "t" * 255
     with transaction(database) as session:
         session.add(

@@ -1,6 +1,5 @@
 """What the demo reads from Postgres."""
 
-from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from db import demo_report, queries
@@ -18,7 +17,7 @@ from db.models import (
     TrajectoryRow,
     TreeNodeRow,
 )
-from db.session import transaction
+from db.session import Database, transaction
 from gyre.contracts.lifecycle import Disposition, Purpose
 
 RUNNING = 2.0
@@ -95,7 +94,7 @@ def add_batch(session: Session, version: int, status: str, members: list[tuple[s
     session.flush()
 
 
-def test_rewards_of_trained_batches_in_order(database: Engine) -> None:
+def test_rewards_of_trained_batches_in_order(database: Database) -> None:
     with transaction(database) as session:
         fill(session)
         assert queries.mean_rewards(session, "demo") == [0.5, 0.5]
@@ -107,7 +106,7 @@ def test_rewards_of_trained_batches_in_order(database: Engine) -> None:
         assert queries.mean_rewards(session, "other") == []
 
 
-def test_rollouts_by_part(database: Engine) -> None:
+def test_rollouts_by_part(database: Database) -> None:
     with transaction(database) as session:
         fill(session)
         assert demo_report.rollouts(session, "demo") == {
@@ -117,7 +116,7 @@ def test_rollouts_by_part(database: Engine) -> None:
         }
 
 
-def test_heldout_outcomes_keep_what_has_no_score(database: Engine) -> None:
+def test_heldout_outcomes_keep_what_has_no_score(database: Database) -> None:
     with transaction(database) as session:
         fill(session)
         found = demo_report.heldout_outcomes(session, "demo")
@@ -167,7 +166,7 @@ def add_path(session: Session, batch: int, execution: str, index: int, targets: 
     session.flush()
 
 
-def test_targets_are_counted_by_the_role_of_their_call(database: Engine) -> None:
+def test_targets_are_counted_by_the_role_of_their_call(database: Database) -> None:
     with transaction(database) as session:
         fill(session)
         first, second = "run/demo/group/2/rollout/0", "run/demo/group/2/rollout/1"

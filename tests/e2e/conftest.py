@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from sqlalchemy import Engine
 
 from app.demo.model import build_model, save_model
 from app.demo.tasks import draw_split, write_split
 from app.demo.tokenizer import build_tokenizer
 from app.demo.warmup import WarmupPlan, warm_up
-from db.session import connect
+from db.session import Database, connect
 from gyre.settings import Services
 
 RUN_FILE = """
@@ -52,7 +51,7 @@ class World:
     state_dir: Path
     policy: Path
     services: Services
-    database: Engine
+    database: Database
 
     def gyre(self, *arguments: str, code: int = 0) -> str:
         """Run a gyre command to its end and return what it printed."""

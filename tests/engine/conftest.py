@@ -18,8 +18,8 @@ from gpu_workers.engine.build import build_scheduler, read_model
 from gpu_workers.engine.model import Model
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
+from gyre.contracts.boot import EngineBoot
 from gyre.contracts.engine import GenerateRequest, GenerateResponse, SamplingParams
-from gyre.contracts.processes import EngineBoot
 
 torch.set_num_threads(1)
 VOCAB = 90

@@ -10,7 +10,7 @@ import pytest
 from transformers import Qwen3ForCausalLM
 
 from gpu_workers.engine.conformance import CHECKS, EXTENSIONS, Check, Engine, health, run
-from gyre.contracts.processes import EngineBoot
+from gyre.contracts.boot import EngineBoot
 from tests.engine.conftest import CONTEXT, free_port, start_engine
 
 COMPARE_TOKENS = (

@@ -3,10 +3,9 @@
 import asyncio
 
 import pytest
-from sqlalchemy import Engine
 
 from db.models import CellRow, RunRow
-from db.session import transaction
+from db.session import Database, transaction
 from gateway.clock import Clock
 from gateway.engines import Engines, Sampled
 from gateway.store import Store
@@ -15,7 +14,7 @@ from gyre.contracts.ids import RunId
 from gyre.trajectory.arrays import as_ids
 
 
-def test_a15_followed_and_plain_answers_are_the_same(database: Engine, engine_url: str) -> None:
+def test_a15_followed_and_plain_answers_are_the_same(database: Database, engine_url: str) -> None:
     with transaction(database) as session:
         session.add(RunRow(id="r", secret=b"s"))
         session.flush()

@@ -12,8 +12,8 @@ from transformers import Qwen3ForCausalLM
 
 from gpu_workers.engine.build import read_model
 from gpu_workers.engine.conformance import Engine
+from gyre.contracts.boot import EngineBoot
 from gyre.contracts.errors import BadInput
-from gyre.contracts.processes import EngineBoot
 from tests.engine.conftest import free_port, start_engine, wait_healthy
 
 PARENT = """

@@ -15,8 +15,8 @@ from gpu_workers.engine.conformance import Engine, logprobs_match_transformers
 from gpu_workers.engine.conformance_extensions import info
 from gpu_workers.engine.weights import read_directory
 from gpu_workers.transfer import WeightSource, payload_sha256
+from gyre.contracts.boot import EngineBoot
 from gyre.contracts.engine import WeightsReference
-from gyre.contracts.processes import EngineBoot
 from tests.engine.conftest import free_port, start_engine
 
 EPOCH = 4

@@ -9,8 +9,8 @@ import torch
 from gpu_workers.engine.build import read_model
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.weights import Weights
+from gyre.contracts.boot import EngineBoot
 from gyre.contracts.errors import EngineFailed
-from gyre.contracts.processes import EngineBoot
 from tests.engine.conftest import CONTEXT, VOCAB, Harness
 
 

@@ -17,7 +17,6 @@ import httpx
 import psycopg
 import pytest
 import uvicorn
-from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from transformers import PreTrainedTokenizerFast
 
@@ -32,11 +31,11 @@ from db.models import (
     TaskRow,
     TreeNodeRow,
 )
-from db.session import transaction
+from db.session import Database, transaction
 from gateway.__main__ import listening_sockets, running, server
 from gateway.app import App
+from gyre.contracts.boot import GatewayBoot
 from gyre.contracts.ids import AttemptId, ExecutionId
-from gyre.contracts.processes import GatewayBoot
 from gyre.contracts.tokens import attempt_token
 from tests.gateway.scripted_engine import ScriptedEngine, Serving, engine_app
 from tests.gateway.tiny_model import build_tokenizer
@@ -78,7 +77,7 @@ def serving_engine(scripted: ScriptedEngine) -> Iterator[None]:
 class World:
     """The rows of one run and ways to look at them."""
 
-    database: Engine
+    database: Database
     dsn: str
     model_dir: Path
     folder: Path
@@ -124,7 +123,7 @@ class World:
 
 @pytest.fixture
 def world(
-    database: Engine, postgres_dsn: str, model_dir: Path, engine: ScriptedEngine, tmp_path: Path
+    database: Database, postgres_dsn: str, model_dir: Path, engine: ScriptedEngine, tmp_path: Path
 ) -> World:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from app.stack import postgres
-from app.stack.ports import HOST, choose_port
 from db import migrate
+from gyre.host.ports import HOST, choose_port
 from tests.gateway.conftest import World, gateway_thread, lose_every_other_answer, wait_until
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.test_calls import CHAT, by_seed, chat, said

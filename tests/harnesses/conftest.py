@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine
 
 from db import attempts
 from db.models import ModelCallRow, TreeNodeRow
-from db.session import transaction
+from db.session import Database, transaction
 from sandbox import adapters, isolation
 from sandbox.attempts import HarnessStatus, Limits, kill, poll, start_or_attach
 from tests.gateway.conftest import EXECUTION, World, add_run, engine, gateway_thread, model_dir, tokenizer
@@ -109,7 +108,12 @@ def harness(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def world(
-    harness: str, database: Engine, postgres_dsn: str, model_dir: Path, engine: ScriptedEngine, tmp_path: Path
+    harness: str,
+    database: Database,
+    postgres_dsn: str,
+    model_dir: Path,
+    engine: ScriptedEngine,
+    tmp_path: Path,
 ) -> World:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

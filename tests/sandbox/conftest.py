@@ -14,10 +14,10 @@ from socketserver import ThreadingUnixStreamServer
 
 import httpx
 import pytest
-from sqlalchemy import Engine
 
 from app.stack.programs import program
 from db.object_store import s3_client
+from db.session import Database
 from gyre.settings import Services
 from sandbox import isolation
 from sandbox.attempts import HarnessSpec, HarnessStatus, Limits, kill, poll, start_or_attach
@@ -212,7 +212,7 @@ def _answers(port: int) -> bool:
 
 
 @pytest.fixture
-def services(s3_server: str, postgres_dsn: str, database: Engine) -> Services:
+def services(s3_server: str, postgres_dsn: str, database: Database) -> Services:
     given = Services(
         temporal_address="127.0.0.1:1",
         postgres_dsn=postgres_dsn,

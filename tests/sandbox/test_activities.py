@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 from boto3.exceptions import S3UploadFailedError
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
@@ -32,12 +32,12 @@ from db.models import (
     TaskRow,
 )
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
+from gyre.contracts.boot import GatewayAddress, WorkerBoot
 from gyre.contracts.errors import Fenced, SnapshotFailed
 from gyre.contracts.ids import EvaluationId, ExecutionId, evaluation_id
 from gyre.contracts.lifecycle import EndReason, EvaluationStatus
 from gyre.contracts.messages import AttemptInput, EvaluateInput, HarnessInput, SealInput, SnapshotInput
-from gyre.contracts.processes import GatewayAddress, WorkerBoot
 from gyre.contracts.tokens import attempt_of_token
 from gyre.settings import Services
 from gyre.settings.tasks import folder_sha256
@@ -53,7 +53,7 @@ SCORE = '[ "$(cat out)" = hello ] && echo 0.75 > /logs/verifier/reward.txt'
 class Host:
     """One execution with an open attempt, and the activities of its host."""
 
-    def __init__(self, database: Engine, services: Services, folder: Path, gateway: Gateway) -> None:
+    def __init__(self, database: Database, services: Services, folder: Path, gateway: Gateway) -> None:
         self.database, self.folder, self.gateway = database, folder, gateway
         self.task = make_task(folder / "task", instruction="write hello", test=SCORE)
         boot = WorkerBoot(
@@ -145,7 +145,7 @@ class Host:
 
 
 @pytest.fixture
-def host(database: Engine, services: Services, tmp_path: Path, gateway: Gateway):
+def host(database: Database, services: Services, tmp_path: Path, gateway: Gateway):
     made = Host(database, services, tmp_path, gateway)
     yield made
     with transaction(database) as session:

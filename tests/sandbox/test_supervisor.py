@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.stack.identity import identify, is_alive
 from app.stack.orphans import end_all
 from gyre.contracts.errors import SandboxFailed
 from gyre.contracts.lifecycle import EndReason
+from gyre.host.processes import identify, is_alive
 from sandbox import isolation
 from sandbox.attempts import HarnessSpec, kill, poll, slug, start_or_attach
 from sandbox.procfs import signal_process, start_ticks

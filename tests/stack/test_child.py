@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from app.stack.child import Child, ChildState
-from app.stack.identity import identify, is_alive
 from app.stack.ledger import Ledger
 from app.stack.restart import RestartPolicy
 from app.stack.spec import ProcessSpec
 from gyre.contracts.errors import BadInput
+from gyre.host.processes import identify, is_alive
 
 QUICK = RestartPolicy(first_s=0.01, longest_s=0.02, window_s=60, burst=3, pause_s=600)
 SLEEPS = "import time; time.sleep(600)"

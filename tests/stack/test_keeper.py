@@ -12,10 +12,10 @@ import pytest
 from app import stack
 from app.stack.control import ProcessStatus
 from app.stack.files import StateDir
-from app.stack.identity import identify
 from app.stack.ledger import Entry, Ledger
 from app.stack.orphans import MARK
 from gyre.contracts.errors import BadInput
+from gyre.host.processes import identify
 
 Look = Callable[[str], ProcessStatus]
 Eventually = Callable[[Callable[[], bool]], None]

@@ -9,10 +9,10 @@ import pytest
 from app import stack
 from app.cli.main import main
 from app.stack.files import StateDir
-from app.stack.identity import identify
 from app.stack.ledger import Entry, Ledger
 from app.stack.orphans import MARK, RUN_MARK
 from gyre.contracts.errors import BadInput
+from gyre.host.processes import identify
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from app import stack
 from app.stack.files import StateDir
 from app.stack.orphans import MARK, RUN_MARK
 from app.stack.runs import RunRecord, ensure_run, read_run, record_path, run_specs
+from gyre.contracts.boot import CellBoot, GatewayBoot, WorkerBoot, gateway_of
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId
-from gyre.contracts.processes import CellBoot, GatewayBoot, WorkerBoot, gateway_of
 from gyre.settings import Services
 
 BOOTS = {"gateway": GatewayBoot, "worker": WorkerBoot, "cell-0": CellBoot}

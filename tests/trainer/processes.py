@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from app.stack.ports import HOST, choose_port
 from gpu_workers.trainer.ranks import ending_at_once
+from gyre.host.ports import HOST, choose_port
 
 WORLD_SIZE = 2
 END_S = 60.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from sqlalchemy import Engine, func
+from sqlalchemy import func
 from sqlalchemy.orm import Session
 
 from db.models import (
@@ -24,7 +24,7 @@ from db.models import (
     TrajectoryRow,
     TreeNodeRow,
 )
-from db.session import transaction
+from db.session import Database, transaction
 from db.training import Claimant
 from gyre.contracts.ids import RunId, attempt_id, batch_id, cell_id, execution_id, group_id, node_id
 from gyre.settings import RunFile
@@ -50,7 +50,7 @@ def run_config(model_dir: Path, **sections: dict[str, object]) -> RunFile:
     )
 
 
-def add_run(database: Engine, config: RunFile) -> None:
+def add_run(database: Database, config: RunFile) -> None:
     """A run with one cell at epoch 1."""
     with transaction(database) as session:
         session.add(RunRow(id=RUN, status="running", secret=b"k"))
@@ -61,7 +61,7 @@ def add_run(database: Engine, config: RunFile) -> None:
 
 
 def add_batch(
-    database: Engine,
+    database: Database,
     executions: Sequence[Turns],
     steps: Sequence[tuple[str, Sequence[tuple[int, int]]]],
     *,

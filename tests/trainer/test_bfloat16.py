@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sqlalchemy import Engine as Database
 from torch import nn
 
 from app.audit.versions import MAX_GAP
 from db import training
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
 from gpu_workers.engine.conformance import Engine
 from gpu_workers.trainer import data
 from gpu_workers.trainer.attention import _TreeAttention
@@ -22,7 +21,7 @@ from gpu_workers.trainer.optimizer import MainGradAdamW
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.trainer import Trainer
-from gyre.contracts.processes import EngineBoot
+from gyre.contracts.boot import EngineBoot
 from gyre.settings import Services
 from gyre.settings.runfile import OptimizerSection
 from gyre.trajectory.layout import Layout, lay_out

@@ -13,19 +13,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from sqlalchemy import Engine
 
-from app.stack.ports import HOST, choose_port
 from db import training
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
 from gpu_workers.trainer.checkpoints import fetched
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.trainer import Trainer
 from gpu_workers.transfer import WeightReader
+from gyre.contracts.boot import TrainerBoot
 from gyre.contracts.engine import WeightsReference
-from gyre.contracts.processes import TrainerBoot
+from gyre.host.ports import HOST, choose_port
 from gyre.settings import Services
 from gyre.settings.runfile import OptimizerSection
 from tests.trainer.models import tiny_config
@@ -67,7 +66,7 @@ def command_line(boot: Path) -> list[str]:
 
 @pytest.fixture
 def trainer_socket(
-    database: Engine, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
+    database: Database, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
 ) -> Iterator[socket.socket]:
     add_run(database, run_config(model_dir, cells={"data_parallel": 2}, loss={"form": "truncated"}))
     add_batch(database, [Turns(1.0), Turns(-1.0)], [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1)])])
@@ -100,7 +99,7 @@ def ask(connection: socket.socket, command: str, *, epoch: int = 1, **arguments:
 
 
 def test_commands_of_a_supervisor(
-    trainer_socket: socket.socket, database: Engine, services: Services, ranks: Ranks
+    trainer_socket: socket.socket, database: Database, services: Services, ranks: Ranks
 ) -> None:
     idle = {"version": None, "training": False, "busy": False}
     assert ask(trainer_socket, "status")["result"] == idle
@@ -125,7 +124,7 @@ def test_commands_of_a_supervisor(
 
 
 def test_a_follower_that_fails_ends_the_trainer(
-    database: Engine, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
+    database: Database, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
 ) -> None:
     """What the supervisor sees of it is the death of a process; commands end with the connection."""
     add_run(database, run_config(model_dir, cells={"data_parallel": 2}))
@@ -149,7 +148,7 @@ def test_a_follower_that_fails_ends_the_trainer(
 
 
 def check_against_one_rank(
-    database: Engine,
+    database: Database,
     services: Services,
     ranks: Ranks,
     tensors: dict[str, torch.Tensor],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import func, select, update
 
 from db import training
 from db.models import (
@@ -19,7 +19,7 @@ from db.models import (
     QueryGroupRow,
     TreeNodeRow,
 )
-from db.session import transaction
+from db.session import Database, transaction
 from db.training import Claimant, StoredVersion
 from gpu_workers.trainer.data import assemble
 from gyre.contracts.errors import Fenced, TrainerFailed
@@ -30,7 +30,7 @@ STORED = StoredVersion(1, "abc", "sha256/w", "sha256/o", 10)
 
 
 @pytest.fixture
-def batch(database: Engine, tmp_path: Path) -> Engine:
+def batch(database: Database, tmp_path: Path) -> Database:
     add_run(database, run_config(tmp_path))
     steps = [("score", [(0, 0)]), *(("grad", [(e, 0), (e, 1)]) for e in range(5))]
     add_batch(database, [Turns(1.0) for _ in range(5)], steps)
@@ -40,38 +40,40 @@ def batch(database: Engine, tmp_path: Path) -> Engine:
     return database
 
 
-def claim(database: Engine, kind: MicroStepKind, claimant: Claimant = CLAIMANT) -> int | None:
+def claim(database: Database, kind: MicroStepKind, claimant: Claimant = CLAIMANT) -> int | None:
     with transaction(database) as session:
         step = training.claim_micro_step(session, BATCH, kind, claimant)
         return step.index if step else None
 
 
-def finish(database: Engine, index: int, claimant: Claimant = CLAIMANT) -> None:
+def finish(database: Database, index: int, claimant: Claimant = CLAIMANT) -> None:
     with transaction(database) as session:
         training.finish_micro_step(session, BATCH, index, claimant)
 
 
-def finish_all(database: Engine) -> None:
+def finish_all(database: Database) -> None:
     for kind in MicroStepKind:
         while (index := claim(database, kind)) is not None:
             finish(database, index)
 
 
-def commit(database: Engine, stored: StoredVersion = STORED, claimant: Claimant = CLAIMANT) -> StoredVersion:
+def commit(
+    database: Database, stored: StoredVersion = STORED, claimant: Claimant = CLAIMANT
+) -> StoredVersion:
     with transaction(database) as session:
         return training.commit_version(
             session, BATCH, stored, claimant=claimant, gradient_sha256="g", metrics={"loss": 1.0}
         )
 
 
-def test_concurrent_claims_share_nothing(batch: Engine) -> None:
+def test_concurrent_claims_share_nothing(batch: Database) -> None:
     with ThreadPoolExecutor(4) as pool:
         claims = list(pool.map(lambda _: claim(batch, MicroStepKind.GRAD), range(12)))
     assert sorted(c for c in claims if c is not None) == [1, 2, 3, 4, 5]
     assert claim(batch, MicroStepKind.SCORE) == 0
 
 
-def test_an_old_epoch_claims_and_finishes_nothing(batch: Engine) -> None:
+def test_an_old_epoch_claims_and_finishes_nothing(batch: Database) -> None:
     index = claim(batch, MicroStepKind.GRAD)
     with transaction(batch) as session:
         session.execute(update(CellRow).values(epoch=2))
@@ -83,7 +85,7 @@ def test_an_old_epoch_claims_and_finishes_nothing(batch: Engine) -> None:
         commit(batch)
 
 
-def test_only_the_claimant_finishes_and_only_once(batch: Engine) -> None:
+def test_only_the_claimant_finishes_and_only_once(batch: Database) -> None:
     index = claim(batch, MicroStepKind.GRAD) or 0
     finish(batch, index)
     with pytest.raises(Fenced, match="not claimed"):
@@ -92,7 +94,7 @@ def test_only_the_claimant_finishes_and_only_once(batch: Engine) -> None:
         finish(batch, index + 1)
 
 
-def test_a_new_life_reopens_what_the_old_one_did(batch: Engine) -> None:
+def test_a_new_life_reopens_what_the_old_one_did(batch: Database) -> None:
     finish(batch, claim(batch, MicroStepKind.GRAD) or 0)
     claim(batch, MicroStepKind.GRAD)
     with transaction(batch) as session:
@@ -108,7 +110,7 @@ def test_a_new_life_reopens_what_the_old_one_did(batch: Engine) -> None:
     assert left == [5]  # another cell's, whose name starts alike
 
 
-def test_a_version_is_committed_with_all_that_belongs_to_it(batch: Engine) -> None:
+def test_a_version_is_committed_with_all_that_belongs_to_it(batch: Database) -> None:
     finish_all(batch)
     assert commit(batch) == STORED
     with transaction(batch) as session:
@@ -119,7 +121,7 @@ def test_a_version_is_committed_with_all_that_belongs_to_it(batch: Engine) -> No
         assert (contribution.status, contribution.micro_steps) == ("accepted", [0, 1, 2, 3, 4, 5])
 
 
-def test_the_first_version_wins(batch: Engine) -> None:
+def test_the_first_version_wins(batch: Database) -> None:
     finish_all(batch)
     commit(batch)
     other = StoredVersion(1, "other", "sha256/o", None, 10)
@@ -129,7 +131,7 @@ def test_the_first_version_wins(batch: Engine) -> None:
             assert session.scalar(select(func.count()).select_from(table)) == 1
 
 
-def test_a_batch_that_is_not_covered_makes_no_version(batch: Engine) -> None:
+def test_a_batch_that_is_not_covered_makes_no_version(batch: Database) -> None:
     claim(batch, MicroStepKind.GRAD)
     with pytest.raises(TrainerFailed, match="are open"):
         commit(batch)
@@ -138,7 +140,7 @@ def test_a_batch_that_is_not_covered_makes_no_version(batch: Engine) -> None:
         assert set(session.scalars(select(QueryGroupRow.status))) == {"assigned"}
 
 
-def test_a_path_is_cut_where_its_branch_leaves(batch: Engine) -> None:
+def test_a_path_is_cut_where_its_branch_leaves(batch: Database) -> None:
     with transaction(batch) as session:
         executions = training.executions_of(session, BATCH)
         name = sorted(executions)[0]
@@ -154,7 +156,7 @@ def test_a_path_is_cut_where_its_branch_leaves(batch: Engine) -> None:
     assert path.num_execution_targets == 9
 
 
-def test_rows_that_disagree_are_refused(batch: Engine) -> None:
+def test_rows_that_disagree_are_refused(batch: Database) -> None:
     with transaction(batch) as session:
         executions = training.executions_of(session, BATCH)
         name = sorted(executions)[0]
@@ -175,7 +177,7 @@ def test_rows_that_disagree_are_refused(batch: Engine) -> None:
         assemble(row, nodes, executions[name])
 
 
-def test_trailing_context_is_not_computed(batch: Engine) -> None:
+def test_trailing_context_is_not_computed(batch: Database) -> None:
     with transaction(batch) as session:
         executions = training.executions_of(session, BATCH)
         name = sorted(executions)[0]

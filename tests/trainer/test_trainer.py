@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from sqlalchemy import Engine, select, update
+from sqlalchemy import select, update
 
 from db import training
 from db.models import BatchRow, CellRow, ContributionRow, MicroStepRow
 from db.object_store import BlobStore
-from db.session import transaction
+from db.session import Database, transaction
 from db.training import Claimant, StoredVersion
 from gpu_workers.trainer.checkpoints import fetched
 from gpu_workers.trainer.ranks import Ranks
@@ -38,12 +38,12 @@ MakeTrainer = Callable[..., Trainer]
 
 
 @pytest.fixture
-def store(services: Services, database: Engine) -> BlobStore:
+def store(services: Services, database: Database) -> BlobStore:
     return BlobStore(services, database)
 
 
 @pytest.fixture
-def make(database: Engine, store: BlobStore, ranks: Ranks) -> Iterator[MakeTrainer]:
+def make(database: Database, store: BlobStore, ranks: Ranks) -> Iterator[MakeTrainer]:
     """Another process's worth of trainer: a new replica that holds nothing."""
     made = list[Trainer]()
 
@@ -58,25 +58,25 @@ def make(database: Engine, store: BlobStore, ranks: Ranks) -> Iterator[MakeTrain
 
 
 @pytest.fixture
-def run(database: Engine, model_dir: Path) -> None:
+def run(database: Database, model_dir: Path) -> None:
     add_run(database, run_config(model_dir, loss=TRUNCATED))
 
 
-def version(database: Engine, number: int) -> StoredVersion:
+def version(database: Database, number: int) -> StoredVersion:
     with transaction(database) as session:
         found = training.version_of(session, RUN, number)
     assert found
     return found
 
 
-def stored_weights(database: Engine, store: BlobStore, number: int) -> dict[str, torch.Tensor]:
+def stored_weights(database: Database, store: BlobStore, number: int) -> dict[str, torch.Tensor]:
     with fetched(store, version(database, number)) as files:
         return load_file(files.weights_file)
 
 
 @pytest.mark.usefixtures("run")
 def test_version_0_is_the_model_and_is_made_once(
-    database: Engine, store: BlobStore, make: MakeTrainer, model_dir: Path
+    database: Database, store: BlobStore, make: MakeTrainer, model_dir: Path
 ) -> None:
     assert make().load(0) == make().load(0) == 0
     stored = stored_weights(database, store, 0)
@@ -86,7 +86,7 @@ def test_version_0_is_the_model_and_is_made_once(
 
 @pytest.mark.usefixtures("run")
 def test_train_makes_the_version_and_says_what_happened(
-    database: Engine, store: BlobStore, make: MakeTrainer
+    database: Database, store: BlobStore, make: MakeTrainer
 ) -> None:
     add_batch(database, EXECUTIONS, WHOLE)
     trainer = make()
@@ -110,7 +110,9 @@ def test_train_makes_the_version_and_says_what_happened(
 
 
 @pytest.mark.usefixtures("run")
-def test_cut_executions_give_the_same_version(database: Engine, store: BlobStore, make: MakeTrainer) -> None:
+def test_cut_executions_give_the_same_version(
+    database: Database, store: BlobStore, make: MakeTrainer
+) -> None:
     add_batch(database, EXECUTIONS, WHOLE)
     trainer = make()
     trainer.load(0)
@@ -128,7 +130,7 @@ def test_cut_executions_give_the_same_version(database: Engine, store: BlobStore
     assert min(close) > 0.99
 
 
-def cut_batch(database: Engine) -> None:
+def cut_batch(database: Database) -> None:
     """Forget version 1 and cut its first execution into two micro-steps."""
     with transaction(database) as session:
         for table in ("policy_version", "checkpoint"):
@@ -146,7 +148,7 @@ def cut_batch(database: Engine) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_crash_before_the_commit_is_redone_to_the_bit(
-    database: Engine, make: MakeTrainer, model_dir: Path, dtype: str
+    database: Database, make: MakeTrainer, model_dir: Path, dtype: str
 ) -> None:
     """The second life starts from S3 and Postgres alone, with half of the micro-steps marked done."""
     add_run(database, run_config(model_dir, model={"path": model_dir, "dtype": dtype}, loss=TRUNCATED))
@@ -175,7 +177,7 @@ def test_a_crash_before_the_commit_is_redone_to_the_bit(
 
 
 @pytest.mark.usefixtures("run")
-def test_a_trainer_of_an_old_epoch_makes_no_version(database: Engine, make: MakeTrainer) -> None:
+def test_a_trainer_of_an_old_epoch_makes_no_version(database: Database, make: MakeTrainer) -> None:
     add_batch(database, EXECUTIONS, WHOLE)
     zombie = make()
     zombie.load(0)
@@ -188,7 +190,7 @@ def test_a_trainer_of_an_old_epoch_makes_no_version(database: Engine, make: Make
 
 
 @pytest.mark.usefixtures("run")
-def test_train_again_answers_the_same_and_changes_nothing(database: Engine, make: MakeTrainer) -> None:
+def test_train_again_answers_the_same_and_changes_nothing(database: Database, make: MakeTrainer) -> None:
     add_batch(database, EXECUTIONS, WHOLE)
     trainer = make()
     trainer.load(0)
@@ -203,7 +205,7 @@ def test_train_again_answers_the_same_and_changes_nothing(database: Engine, make
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize("executions", [[], [Turns(0.0)]], ids=["M is 0", "no advantage"])
 def test_a_batch_without_gradient_still_makes_a_version(
-    database: Engine, make: MakeTrainer, executions: list[Turns]
+    database: Database, make: MakeTrainer, executions: list[Turns]
 ) -> None:
     steps = [("grad", [(0, 0), (0, 1)])] if executions else []
     add_batch(database, executions, steps)
@@ -216,7 +218,7 @@ def test_a_batch_without_gradient_still_makes_a_version(
 
 
 def test_other_terms_train_a_batch_without_advantage(
-    database: Engine, make: MakeTrainer, model_dir: Path
+    database: Database, make: MakeTrainer, model_dir: Path
 ) -> None:
     add_run(database, run_config(model_dir, loss={"kl_coefficient": 0.1}))
     add_batch(database, [Turns(0.0)], CUT[:4])
@@ -230,7 +232,7 @@ def test_other_terms_train_a_batch_without_advantage(
 
 @pytest.mark.usefixtures("run")
 def test_published_weights_are_the_committed_ones(
-    database: Engine, store: BlobStore, make: MakeTrainer
+    database: Database, store: BlobStore, make: MakeTrainer
 ) -> None:
     trainer = make()
     trainer.load(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyre.contracts.processes import EngineBoot, read_boot
+from gyre.contracts.boot import EngineBoot, read_boot
 
 GOOD = {"model_path": "m", "port": 1, "epoch": 1}
 MODULES = (
