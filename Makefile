@@ -16,8 +16,10 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 demo: setup
 	@$(BIN)/gyre demo
 
+# Two workers, since the tests wait most of the time; torch gets one thread in each.
 test: setup
-	@$(BIN)/python -m pytest -q -m "not soak and not gpu"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+		-m "not soak and not gpu"
 
 soak: setup
 	@$(BIN)/python -m pytest -q -m soak

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -32,20 +32,35 @@ UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_comm
 
 
 SLOW_FIXTURES = ("database", "postgres_dsn", "postgres_server", "services")
-"""From what starts quickly to what starts slowly."""
+"""Fastest to start first."""
+LONGEST = ("tests/e2e/test_crash.py", "tests/harnesses", "tests/e2e/test_run.py", "tests/cli/test_bench.py")
+"""Minutes each; two workers end together when these begin first."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that need no server first, so that a mistake shows soon; a module stays in one piece."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order modules, each in one piece.
 
-    def cost(item: pytest.Item) -> int:
-        needed = set(getattr(item, "fixturenames", ()))
-        return max((rank for rank, name in enumerate(SLOW_FIXTURES, start=1) if name in needed), default=0)
+    A single process runs those that need no server first, so that a mistake shows soon. Parallel workers, which
+    take whole modules, start with the longest.
+    """
+    items.sort(key=_longest_first if hasattr(config, "workerinput") else _fastest_first(items))
 
-    of_module: dict[Path, int] = {}
+
+def _module(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _longest_first(item: pytest.Item) -> int:
+    return next((i for i, path in enumerate(LONGEST) if item.nodeid.startswith(path)), len(LONGEST))
+
+
+def _fastest_first(items: list[pytest.Item]) -> Callable[[pytest.Item], int]:
+    cost: dict[str, int] = {}
     for item in items:
-        of_module[item.path] = max(of_module.get(item.path, 0), cost(item))
-    items.sort(key=lambda item: of_module[item.path])
+        needed = set(getattr(item, "fixturenames", ()))
+        slowest = max((n for n, name in enumerate(SLOW_FIXTURES, start=1) if name in needed), default=0)
+        cost[_module(item)] = max(cost.get(_module(item), 0), slowest)
+    return lambda item: cost[_module(item)]
 
 
 @pytest.fixture(scope="session")
