@@ -40,8 +40,8 @@ LONGEST = ("tests/e2e/test_crash.py", "tests/harnesses", "tests/e2e/test_run.py"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order modules, each in one piece.
 
-    A single process runs those that need no server first, so that a mistake shows soon. Parallel workers, which
-    take whole modules, start with the longest.
+    A single process runs those that need no server first, so that a mistake shows soon. Parallel workers,
+    which take whole modules, start with the longest.
     """
     items.sort(key=_longest_first if hasattr(config, "workerinput") else _fastest_first(items))
 

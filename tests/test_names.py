@@ -8,8 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
-    "app", "gateway", "gpu_workers", "activities", "workflows", "migrations", "sandbox", "db", "gyre", "benchmarks",
-    "examples", "tests",
+    "app", "gateway", "gpu_workers", "activities", "workflows", "migrations", "sandbox", "db", "gyre",
+    "benchmarks", "examples", "tests",
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = (
-    "app", "gateway", "gpu_workers", "activities", "workflows", "migrations", "sandbox", "db", "gyre", "benchmarks",
+    "app", "gateway", "gpu_workers", "activities", "workflows", "migrations", "sandbox", "db", "gyre",
+    "benchmarks",
 )  # fmt: skip
 PACKAGES = sorted(path.parent for room in ROOMS for path in (ROOT / room).rglob("__init__.py"))
 

@@ -1,7 +1,7 @@
 """A run of an earlier version of the code passes the audit of this one, after the migrations since.
 
-``fixtures/run-of-0.1.0.tar.gz`` holds a finished run of two updates as that version left it: its rows (schema revision
-0002, data only), its S3 objects and the model's configuration.
+``fixtures/run-of-0.1.0.tar.gz`` holds a finished run of two updates as that version left it: its rows (schema
+revision 0002, data only), its S3 objects and the model's configuration.
 """
 
 import tarfile
