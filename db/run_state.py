@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from db import runs
 from db.models import PolicyVersionRow, RunRow, TaskRow
 from gyre.contracts.errors import BadInput
+from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RUN, RunStatus, advance
 
 TERMINAL = {RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED}
@@ -32,6 +33,14 @@ def advance_status(session: Session, run: str, status: RunStatus, *, failure: st
     row.status = advance(RUN, RunStatus(row.status), status)
     row.failure = failure
     row.finished_at = func.now() if status in TERMINAL else None
+
+
+def mark_stopped(session: Session, run: RunId) -> RunStatus:
+    """Say that the run was stopped, unless it had ended by itself; the status it has now."""
+    row = session.get_one(RunRow, run, with_for_update={"key_share": True})
+    if row.status not in TERMINAL:
+        advance_status(session, run, RunStatus.STOPPED)
+    return RunStatus(row.status)
 
 
 def newest_version(session: Session, run: str) -> int:

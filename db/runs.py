@@ -9,7 +9,6 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from db import run_state
 from db.models import RunConfigRow, RunRow, TaskRow
 from gyre.contracts.ids import RunId, task_id
 from gyre.contracts.lifecycle import RunStatus
@@ -82,11 +81,3 @@ def ended_for_s(session: Session, run: str) -> float:
     """Seconds since the run ended; 0 while it has not."""
     age = func.extract("epoch", func.now() - RunRow.finished_at)
     return float(session.scalar(select(func.coalesce(age, 0)).where(RunRow.id == run)) or 0)
-
-
-def mark_stopped(session: Session, run: RunId) -> RunStatus:
-    """Say that the run was stopped, unless it had ended by itself; the status it has now."""
-    row = session.get_one(RunRow, run, with_for_update={"key_share": True})
-    if row.status not in run_state.TERMINAL:
-        run_state.advance_status(session, run, RunStatus.STOPPED)
-    return RunStatus(row.status)

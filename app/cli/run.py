@@ -13,7 +13,7 @@ from app import stack
 from app.cli import launch, show, temporal
 from app.cli.output import AsJson, print_json, stderr
 from app.cli.reading import reading, reading_run, run_name
-from db import queries, runs
+from db import queries, run_state
 from db.queries import RunSummary
 from gyre.contracts.errors import GyreError
 from gyre.contracts.ids import RunId
@@ -117,7 +117,7 @@ def stop(
         asyncio.run(temporal.cancel(services, name, limit_s=STOP_S))
         stack.stop_run(state_dir(), name)
     with reading_run(name) as session:
-        status = runs.mark_stopped(session, name)
+        status = run_state.mark_stopped(session, name)
     if as_json:
         print_json({"run": name, "status": status})
     else:

@@ -184,14 +184,14 @@ def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot(
     checked = launch.check(folder / "run.toml")
     launch.record(checked, on_database, resume=False)
     with transaction(database) as session:
-        assert runs.mark_stopped(session, RunId("r")) == RunStatus.STOPPED
+        assert run_state.mark_stopped(session, RunId("r")) == RunStatus.STOPPED
     launch.record(checked, on_database, resume=True)
     with transaction(database) as session:
         run_state.advance_status(session, "r", RunStatus.FINISHED)
     with pytest.raises(BadInput, match="has finished"):
         launch.record(checked, on_database, resume=True)
     with transaction(database) as session:
-        assert runs.mark_stopped(session, RunId("r")) == RunStatus.FINISHED, "terminal states are final"
+        assert run_state.mark_stopped(session, RunId("r")) == RunStatus.FINISHED, "terminal states are final"
 
 
 def test_the_workflow_is_started_attached_to_cancelled_and_started_afresh(services: Services) -> None:

@@ -124,7 +124,7 @@ HOLDERS: dict[str, Callable[[Session], object]] = {
     "execution resumed": lambda s: executions.resume_point(s, FIRST, "here", 3),
     "run advanced": lambda s: run_state.advance_status(s, "r", RunStatus.RUNNING),
     "configuration revised": lambda s: runs.revise_config(s, RunId("r"), {"new": True}, "f"),
-    "run stopped": lambda s: runs.mark_stopped(s, RunId("r")),
+    "run stopped": lambda s: run_state.mark_stopped(s, RunId("r")),
 }
 
 
