@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from temporalio import activity
 
 from db import batches, groups, run_state
-from db.batches import NodeRow, Scored
+from db.batches import BatchNode, ScoredExecution
 from db.models import BatchExecutionRow, BatchRow, MicroStepRow, TrajectoryRow
 from db.session import Database, transaction
 from gyre.contracts.ids import BatchId, RunId, batch_id
@@ -77,19 +77,19 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
     )
 
 
-def _frozen(scored: Sequence[Scored], config: RunFile, version: int) -> list[Scored]:
+def _frozen(scored: Sequence[ScoredExecution], config: RunFile, version: int) -> list[ScoredExecution]:
     """The rewards this batch trains on: each execution's own, or shuffled for the control."""
     if config.run.control != "permuted":
         return list(scored)
     order = list(range(len(scored)))
     random.Random(f"{config.run.seed}:{version}").shuffle(order)
     return [
-        Scored(own.execution_id, own.group_id, scored[other].reward_id, scored[other].reward)
+        ScoredExecution(own.execution_id, own.group_id, scored[other].reward_id, scored[other].reward)
         for own, other in zip(scored, order, strict=True)
     ]
 
 
-def _trees(session: Session, scored: Sequence[Scored]) -> dict[str, list[Node]]:
+def _trees(session: Session, scored: Sequence[ScoredExecution]) -> dict[str, list[Node]]:
     """Nodes by execution, in order of execution."""
     rows = batches.nodes_of(session, [each.execution_id for each in scored])
     return {execution: [_node(row) for row in tree] for execution, tree in sorted(rows.items())}
@@ -106,7 +106,7 @@ def _paths(trees: Mapping[str, Sequence[Node]], config: RunFile) -> dict[str, li
     }
 
 
-def _node(row: NodeRow) -> Node:
+def _node(row: BatchNode) -> Node:
     return Node(
         id=row.id,
         parent_id=row.parent_id,
@@ -163,7 +163,7 @@ def _trajectory_id(execution: str, index: int) -> str:
 
 def _executions(
     batch: BatchId,
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredExecution],
     paths: Mapping[str, Sequence[Path]],
     config: RunFile,
     placeholders: Mapping[str, int],

@@ -25,7 +25,7 @@ from gyre.contracts.lifecycle import GROUP, Disposition, GroupStatus, NodeKind, 
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredExecution:
     """A scored execution of a ready group."""
 
     execution_id: str
@@ -35,7 +35,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class NodeRow:
+class BatchNode:
     """A tree node without its tokens."""
 
     execution_id: str
@@ -69,7 +69,7 @@ def claim_ready_groups(session: Session, run: str, count: int) -> list[QueryGrou
     return groups if len(groups) == count else []
 
 
-def scored_of(session: Session, groups: Iterable[QueryGroupRow]) -> list[Scored]:
+def scored_of(session: Session, groups: Iterable[QueryGroupRow]) -> list[ScoredExecution]:
     """Scored executions of the groups with their current rewards, in id order of group and execution."""
     query = (
         select(ExecutionRow.id, ExecutionRow.group_id, RewardRow.id, RewardRow.value)
@@ -79,7 +79,7 @@ def scored_of(session: Session, groups: Iterable[QueryGroupRow]) -> list[Scored]
         .where(ExecutionRow.disposition == Disposition.SCORED)
         .order_by(QueryGroupRow.index, ExecutionRow.index)
     )
-    return [Scored(row[0], row[1], row[2], row[3]) for row in session.execute(query)]
+    return [ScoredExecution(row[0], row[1], row[2], row[3]) for row in session.execute(query)]
 
 
 def num_placeholders(session: Session, groups: Iterable[QueryGroupRow]) -> dict[str, int]:
@@ -94,7 +94,7 @@ def num_placeholders(session: Session, groups: Iterable[QueryGroupRow]) -> dict[
     return dict(counts)
 
 
-def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[NodeRow]]:
+def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[BatchNode]]:
     """Trees of the attempts that were scored, by execution: the newest attempt with a snapshot."""
     later = aliased(AttemptRow)
     newest = (
@@ -124,10 +124,10 @@ def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[Node
         .join(ModelCallRow, ModelCallRow.id == TreeNodeRow.call_id)
         .order_by(TreeNodeRow.attempt_id, TreeNodeRow.index)
     )
-    trees: dict[str, list[NodeRow]] = defaultdict(list)
+    trees: dict[str, list[BatchNode]] = defaultdict(list)
     for execution, name, parent, offset, position, tokens, kind, role in session.execute(query):
         sampled = kind == NodeKind.SAMPLED
-        trees[execution].append(NodeRow(execution, name, parent, offset, position, tokens, sampled, role))
+        trees[execution].append(BatchNode(execution, name, parent, offset, position, tokens, sampled, role))
     return dict(trees)
 
 
