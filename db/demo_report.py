@@ -19,7 +19,7 @@ from gyre.contracts.lifecycle import BatchStatus, Disposition, ExecutionStatus, 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class HeldoutOutcome:
     """One held-out execution. ``reward`` None: not scored (yet), which is not a zero."""
 
     task: str
@@ -63,7 +63,7 @@ def rollouts(session: Session, run: str) -> dict[str, Rollouts]:
     return {name: counted.get(name, Rollouts(0, 0)) for name in ("before", "train", "after")}
 
 
-def heldout_outcomes(session: Session, run: str) -> list[Outcome]:
+def heldout_outcomes(session: Session, run: str) -> list[HeldoutOutcome]:
     """Every held-out execution, sampled and greedy, before and after."""
     query = (
         select(
@@ -81,7 +81,9 @@ def heldout_outcomes(session: Session, run: str) -> list[Outcome]:
         .order_by(QueryGroupRow.index, ExecutionRow.index)
     )
     return [
-        Outcome(task, Purpose(purpose), str(phase), Disposition(disposed) if disposed else None, reward)
+        HeldoutOutcome(
+            task, Purpose(purpose), str(phase), Disposition(disposed) if disposed else None, reward
+        )
         for task, purpose, phase, disposed, reward in session.execute(query)
     ]
 

@@ -7,7 +7,7 @@ from math import isnan, nan, sqrt
 from typing import Any
 
 from app.demo.recipe import BAR, CONTROL_BAR
-from db.demo_report import Outcome, Trained
+from db.demo_report import HeldoutOutcome, Trained
 from db.queries import RunSummary
 from gyre.contracts.lifecycle import Purpose
 from gyre.contracts.roles import TRAINED_ROLES
@@ -34,7 +34,7 @@ class Side:
     """Rollouts without a score: excluded, placeholder or not ended. They are not zeros."""
 
 
-def side(outcomes: Iterable[Outcome], purpose: Purpose, phase: str) -> Side:
+def side(outcomes: Iterable[HeldoutOutcome], purpose: Purpose, phase: str) -> Side:
     chosen = [each for each in outcomes if each.purpose is purpose and each.phase == phase]
     rewards = [each.reward for each in chosen if each.reward is not None]
     return Side(
@@ -46,7 +46,7 @@ def side(outcomes: Iterable[Outcome], purpose: Purpose, phase: str) -> Side:
     )
 
 
-def lift_stderr(outcomes: Iterable[Outcome]) -> float:
+def lift_stderr(outcomes: Iterable[HeldoutOutcome]) -> float:
     """Standard error of (after - before) at the run's temperature, paired by task; nan below two tasks."""
     chosen = [each for each in outcomes if each.purpose is Purpose.HELDOUT]
     before = _task_means(each for each in chosen if each.phase == "before")
@@ -54,7 +54,7 @@ def lift_stderr(outcomes: Iterable[Outcome]) -> float:
     return _stderr([after[task] - before[task] for task in sorted(before.keys() & after.keys())])
 
 
-def _task_means(outcomes: Iterable[Outcome]) -> dict[str, float]:
+def _task_means(outcomes: Iterable[HeldoutOutcome]) -> dict[str, float]:
     rewards: dict[str, list[float]] = defaultdict(list)
     for each in outcomes:
         if each.reward is not None:
@@ -124,7 +124,7 @@ class Report:
 
 def report(
     summary: RunSummary,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[HeldoutOutcome],
     rewards: Sequence[float],
     trained: Mapping[str, Trained],
     *,

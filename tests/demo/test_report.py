@@ -13,7 +13,7 @@ from rich.console import Console
 
 from app.demo.report import Report, document, lift_stderr, report, side
 from app.demo.screen import print_report, sparkline
-from db.demo_report import Outcome, Trained
+from db.demo_report import HeldoutOutcome, Trained
 from db.queries import RunSummary
 from gyre.contracts.lifecycle import Disposition, Purpose
 
@@ -45,9 +45,9 @@ TRAINED = {
 
 def outcome(
     task: str, reward: float | None, phase: str = "before", purpose: Purpose = Purpose.HELDOUT
-) -> Outcome:
+) -> HeldoutOutcome:
     disposition = Disposition.EXCLUDED if reward is None else Disposition.SCORED
-    return Outcome(task, purpose, phase, disposition, reward)
+    return HeldoutOutcome(task, purpose, phase, disposition, reward)
 
 
 def built(lift: float, *, greedy: float = 0.0, control: str = "none") -> Report:
