@@ -53,7 +53,7 @@ class AuditReport(BaseModel):
         return not self.violations
 
 
-class Line(NamedTuple):
+class ReportLine(NamedTuple):
     """One line of the table: a number, what is allowed, and the checks that judge it."""
 
     name: str
@@ -62,23 +62,23 @@ class Line(NamedTuple):
 
 
 LINES = (
-    Line("calls", "", ()),
-    Line("coverage", "1", ("calls_rebuilt",)),
-    Line("hash_mismatches", "0", ("hashes_match",)),
-    Line("tokens", "", ()),
-    Line("versions", "", ("versions_known",)),
-    Line("logprob_gap_mean", "1e-3 (bfloat16: 3e-2)", ("logprobs_match",)),
-    Line("logprob_gap_p999", "1e-2 (bfloat16: 0.5)", ("logprobs_match",)),
-    Line("mixed_kv_tokens", "0 unless in_place", ("no_mixed_kv",)),
-    Line("targets_not_sampled", "0", ("targets_sampled",)),
-    Line("targets_repeated", "0", ("targets_once",)),
-    Line("gradients_missing", "0", ("gradients_once",)),
-    Line("gradients_duplicated", "0", ("gradients_once",)),
-    Line("waterlevel_violations", "0", ("waterlevel_kept",)),
-    Line("executions_interrupted", "0", ("executions_uninterrupted",)),
-    Line("sampled_tokens_discarded", "0", ("sampled_tokens_kept",)),
-    Line("harness_errors", "none scored", ("failures_not_scored",)),
-    Line("largest_payload_bytes", f"{MAX_PAYLOAD_BYTES}", ("payloads_small",)),
+    ReportLine("calls", "", ()),
+    ReportLine("coverage", "1", ("calls_rebuilt",)),
+    ReportLine("hash_mismatches", "0", ("hashes_match",)),
+    ReportLine("tokens", "", ()),
+    ReportLine("versions", "", ("versions_known",)),
+    ReportLine("logprob_gap_mean", "1e-3 (bfloat16: 3e-2)", ("logprobs_match",)),
+    ReportLine("logprob_gap_p999", "1e-2 (bfloat16: 0.5)", ("logprobs_match",)),
+    ReportLine("mixed_kv_tokens", "0 unless in_place", ("no_mixed_kv",)),
+    ReportLine("targets_not_sampled", "0", ("targets_sampled",)),
+    ReportLine("targets_repeated", "0", ("targets_once",)),
+    ReportLine("gradients_missing", "0", ("gradients_once",)),
+    ReportLine("gradients_duplicated", "0", ("gradients_once",)),
+    ReportLine("waterlevel_violations", "0", ("waterlevel_kept",)),
+    ReportLine("executions_interrupted", "0", ("executions_uninterrupted",)),
+    ReportLine("sampled_tokens_discarded", "0", ("sampled_tokens_kept",)),
+    ReportLine("harness_errors", "none scored", ("failures_not_scored",)),
+    ReportLine("largest_payload_bytes", f"{MAX_PAYLOAD_BYTES}", ("payloads_small",)),
 )
 
 

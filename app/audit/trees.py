@@ -16,7 +16,7 @@ from gyre.contracts.lifecycle import CallStatus
 
 Progress = Callable[[str, int, int], None]
 """Told (what, done, of how many) as the audit goes on."""
-Row = TypeVar("Row")
+R = TypeVar("R")
 
 
 @dataclass
@@ -75,8 +75,8 @@ def _compare(
         result.chosen.append(rebuilt)
 
 
-def _by(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
-    grouped: dict[str, list[Row]] = defaultdict(list)
+def _by(rows: Iterable[R], key: Callable[[R], str]) -> dict[str, list[R]]:
+    grouped: dict[str, list[R]] = defaultdict(list)
     for row in rows:
         grouped[key(row)].append(row)
     return grouped
