@@ -157,7 +157,7 @@ def begin(
             return index
 
 
-def take_over(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_s: float) -> bool:
+def reclaim(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_s: float) -> bool:
     """Take an in-flight call whose gateway is gone; index and seed stay. False if it is not gone.
 
     Gone means: its owner's name starts with ``dead_prefix`` (an earlier process on our own port), or its

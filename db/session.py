@@ -13,7 +13,7 @@ Database = Engine
 CONNECT_S = 10
 OPTIONS = "-c timezone=UTC -c statement_timeout=60000"
 """Of every connection: a statement times out after 60 s."""
-GONE: dict[str, Any] = {
+KEEPALIVES: dict[str, Any] = {
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -37,7 +37,7 @@ def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Database:
         pool_pre_ping=pre_ping,
         pool_timeout=30,
         pool_use_lifo=True,
-        connect_args={"connect_timeout": CONNECT_S, "options": OPTIONS, **GONE},
+        connect_args={"connect_timeout": CONNECT_S, "options": OPTIONS, **KEEPALIVES},
     )
 
 

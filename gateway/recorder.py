@@ -76,7 +76,7 @@ class Recorder:
         """
         while True:
             taken = await self._store.run(
-                lambda s: calls.take_over(s, call.id, self._owner, self._dead_prefix, LEASE_S)
+                lambda s: calls.reclaim(s, call.id, self._owner, self._dead_prefix, LEASE_S)
             )
             row = await self._store.run(lambda s: calls.get(s, call.id))
             if taken:

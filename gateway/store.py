@@ -72,7 +72,7 @@ class Store:
             try:
                 running = asyncio.create_task(self._clock.staged(stage, rows()))
                 if not (await asyncio.wait({running}, timeout=deadline - time.monotonic()))[0]:
-                    self._direct.leave()
+                    self._direct.abandon()
                     raise TimeoutError
             finally:
                 self._one_by_one.release()
