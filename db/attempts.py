@@ -1,4 +1,4 @@
-"""The fence around an attempt: open, guarded writes, seal."""
+"""Attempts and their fence: open, guard writes, seal."""
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -11,13 +11,16 @@ from gyre.contracts.lifecycle import AttemptStatus, CallStatus, EndReason, Execu
 
 
 def latest(session: Session, execution: ExecutionId) -> AttemptRow | None:
-    """The execution's newest attempt."""
+    """Return the execution's newest attempt, or None before the first."""
     query = select(AttemptRow).where(AttemptRow.execution_id == execution).order_by(AttemptRow.number.desc())
     return session.scalars(query.limit(1)).first()
 
 
 def open_attempt(session: Session, execution: ExecutionId, number: int, host: str) -> AttemptRow:
-    """Open attempt ``number`` (again: returns the row as it is). Raises Fenced if the execution ended."""
+    """Open attempt ``number`` and return its row; a repeat returns the existing row unchanged.
+
+    Raises Fenced if the execution has ended.
+    """
     row = session.get(ExecutionRow, execution, with_for_update={"key_share": True})
     if row is None or row.status == ExecutionStatus.TERMINAL:
         raise Fenced(f"{execution} is terminal, so no attempt can be opened")
@@ -34,13 +37,14 @@ def open_attempt(session: Session, execution: ExecutionId, number: int, host: st
 
 
 def lock_open(session: Session, attempt: AttemptId) -> AttemptRow:
-    """Hold the open row FOR SHARE until the transaction ends, so that a seal waits for the write.
+    """Lock the open attempt FOR SHARE until the transaction ends, so that a seal waits for the write.
 
-    Raises Fenced when the attempt is sealed or unknown.
+    Raises Fenced if the attempt is sealed or unknown.
     """
     query = select(AttemptRow).where(AttemptRow.id == attempt).with_for_update(read=True)
     row = session.scalars(query.execution_options(populate_existing=True)).first()
     if row is None or row.status != AttemptStatus.OPEN:
+        # The audit finds late calls by the words "is sealed" in their failure.
         raise Fenced(f"{attempt} is sealed: nothing can be recorded for it any more")
     return row
 
@@ -53,11 +57,11 @@ def seal(
     exit_code: int | None = None,
     failure: str | None = None,
 ) -> bool:
-    """Close the attempt to writers for good. True for the call that sealed it.
+    """Close the attempt to writers for good. Return True for the one call that sealed it.
 
-    Its calls under way can never be committed any more, so they have failed.
-    A repeat changes nothing, but that a failure found later (its workspace cannot be saved, say) is
-    noted once, so that the next attempt can open.
+    Calls still in flight can never be committed, so they are marked failed. A repeat only records a
+    failure that was found after the seal (say, its workspace cannot be saved), once, so that the next
+    attempt can open.
     """
     sealed = session.execute(
         update(AttemptRow)
@@ -84,7 +88,7 @@ def seal(
 
 
 def seal_all(session: Session, execution: ExecutionId, failure: str) -> None:
-    """Close whatever attempt of the execution is still open, as one that was cancelled."""
+    """Seal the execution's open attempts as cancelled."""
     query = select(AttemptRow.id).where(
         AttemptRow.execution_id == execution, AttemptRow.status == AttemptStatus.OPEN
     )

@@ -1,7 +1,7 @@
-"""What the audit reads: plain SQL over the tables, sharing nothing with the code that wrote them.
+"""Rows for the audit, read by plain SQL that shares nothing with the code that wrote them.
 
-Each row type names the columns of its statement in order. Everything is read in one REPEATABLE READ
-transaction, so that a run that is still going is audited as it was at one moment.
+Each ``Audit…`` tuple names the columns of its statement in order. Everything is read in one REPEATABLE READ
+transaction, so that a run in progress is audited as it was at one moment.
 """
 
 from dataclasses import dataclass
@@ -65,6 +65,8 @@ class AuditSpan(NamedTuple):
 
 
 class AuditAbort(NamedTuple):
+    """A sampled node that ended by an abort."""
+
     attempt_id: str
     call_id: str
     num_tokens: int
@@ -144,7 +146,7 @@ class AuditVersion(NamedTuple):
 
 
 class AuditBlob(NamedTuple):
-    """An object the run needs, and the row that needs it."""
+    """An S3 object that the run needs, and the id of the row that needs it."""
 
     owner: str
     key: str
@@ -168,7 +170,7 @@ class AuditTransition(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRows:
-    """Everything the audit reads of a run but its tree nodes, which come execution by execution."""
+    """A run's rows, except its tree nodes, which are read one execution at a time."""
 
     status: str
     config: dict[str, Any]
@@ -283,17 +285,17 @@ R = TypeVar("R", bound=NamedTuple)
 
 
 def freeze(session: Session) -> None:
-    """Make the session's transaction one read-only snapshot; must be its first statement."""
+    """Make the transaction one read-only snapshot. This must be its first statement."""
     session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
 
 
 def has_run(session: Session, run: str) -> bool:
-    """Whether there is a run of that name at all."""
+    """Return whether there is a run of that name."""
     return session.execute(text("SELECT 1 FROM run WHERE id = :run"), {"run": run}).first() is not None
 
 
 def read_run(session: Session, run: str) -> RunRows | None:
-    """The rows of a run, or None if there is no such run or it has no configuration."""
+    """Return the run's rows, or None if it does not exist or has no configuration."""
     head = session.execute(
         text(
             "SELECT r.status, c.resolved FROM run r JOIN run_config c ON c.run_id = r.id "
@@ -330,7 +332,7 @@ def read_run(session: Session, run: str) -> RunRows | None:
 
 
 def nodes_of(session: Session, execution: str) -> list[AuditNode]:
-    """The tree nodes of all attempts of an execution, token ids and log-probabilities included."""
+    """Return the tree nodes of all attempts of an execution, with token ids and log-probabilities."""
     return _read(session, AuditNode, NODES, execution=execution)
 
 

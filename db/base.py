@@ -1,4 +1,4 @@
-"""Declarative base: naming convention first, so that every constraint can be migrated by name."""
+"""Declarative base. Its naming convention lets migrations address every constraint by name."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -29,11 +29,14 @@ class Base(DeclarativeBase):
 
 
 def one_of(column: str, enum: type[StrEnum]) -> CheckConstraint:
-    """A CHECK that the column holds a member of the enum."""
+    """Return a CHECK that the column holds a member of the enum.
+
+    The database's own CHECK, written by a migration, may allow more: Alembic does not compare CHECKs.
+    """
     members = ", ".join(f"'{member.value}'" for member in enum)
     return CheckConstraint(f"{column} IN ({members})", name=f"{column}_known")
 
 
 def created() -> Mapped[datetime]:
-    """A column filled by Postgres when the row is written."""
+    """Return a column that Postgres fills with the time of the insert."""
     return mapped_column(server_default=func.now())

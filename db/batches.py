@@ -1,4 +1,4 @@
-"""Batches: which groups, which rewards, which trajectories, in one transaction."""
+"""Batches: choose ready groups, freeze their rewards and store the trajectories, in one transaction."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from gyre.contracts.lifecycle import GROUP, Disposition, GroupStatus, NodeKind, 
 
 @dataclass(frozen=True)
 class ScoredExecution:
-    """A scored execution of a ready group."""
+    """A scored execution of a ready group, with the reward it trains on."""
 
     execution_id: str
     group_id: str
@@ -36,7 +36,7 @@ class ScoredExecution:
 
 @dataclass(frozen=True)
 class BatchNode:
-    """A tree node without its tokens."""
+    """A tree node without its tokens, and the role of the call that introduced it."""
 
     execution_id: str
     id: str
@@ -49,11 +49,12 @@ class BatchNode:
 
 
 def existing(session: Session, batch: BatchId) -> BatchRow | None:
+    """Return the batch if an earlier try stored it, else None."""
     return session.get(BatchRow, batch)
 
 
 def claim_ready_groups(session: Session, run: str, count: int) -> list[QueryGroupRow]:
-    """The ``count`` oldest ready train groups, locked; empty if there are fewer."""
+    """Lock and return the ``count`` oldest ready train groups; an empty list if there are fewer."""
     query = (
         select(QueryGroupRow)
         .where(
@@ -70,7 +71,7 @@ def claim_ready_groups(session: Session, run: str, count: int) -> list[QueryGrou
 
 
 def scored_of(session: Session, groups: Iterable[QueryGroupRow]) -> list[ScoredExecution]:
-    """Scored executions of the groups with their current rewards, in id order of group and execution."""
+    """Return the groups' scored executions with their current rewards, ordered by group and execution."""
     query = (
         select(ExecutionRow.id, ExecutionRow.group_id, RewardRow.id, RewardRow.value)
         .join(RewardRow, RewardRow.id == ExecutionRow.reward_id)
@@ -83,7 +84,7 @@ def scored_of(session: Session, groups: Iterable[QueryGroupRow]) -> list[ScoredE
 
 
 def num_placeholders(session: Session, groups: Iterable[QueryGroupRow]) -> dict[str, int]:
-    """Placeholder executions by group."""
+    """Count placeholder executions per group; groups without any are left out."""
     query = select(ExecutionRow.group_id).where(
         ExecutionRow.group_id.in_([group.id for group in groups]),
         ExecutionRow.disposition == Disposition.PLACEHOLDER,
@@ -95,7 +96,7 @@ def num_placeholders(session: Session, groups: Iterable[QueryGroupRow]) -> dict[
 
 
 def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[BatchNode]]:
-    """Trees of the attempts that were scored, by execution: the newest attempt with a snapshot."""
+    """Return the tree of each execution's scored attempt, which is its newest one with a snapshot."""
     later = aliased(AttemptRow)
     newest = (
         select(AttemptRow.execution_id, AttemptRow.id)
@@ -139,7 +140,7 @@ def write(
     trajectories: Sequence[TrajectoryRow],
     micro_steps: Sequence[MicroStepRow],
 ) -> None:
-    """Store the batch and assign its groups: from here on it can be trained, and trained again."""
+    """Store the batch and assign its groups. From here on it can be trained, and trained again."""
     session.add(batch)
     session.flush()
     for group in groups:

@@ -1,4 +1,4 @@
-"""Rows that prove which S3 objects exist."""
+"""Blob rows: the proof that an S3 object exists."""
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -9,14 +9,14 @@ from gyre.contracts.lifecycle import BlobStatus
 
 
 def reserve(session: Session, key: str, sha256: str, num_bytes: int) -> bool:
-    """Write the row before the upload. False if the object is already confirmed."""
+    """Write the row before the upload. Return False if the object is already confirmed."""
     values = {"key": key, "sha256": sha256, "num_bytes": num_bytes}
     session.execute(insert(BlobRow).values(**values).on_conflict_do_nothing())
     return session.get_one(BlobRow, key).status != BlobStatus.CONFIRMED
 
 
 def confirm(session: Session, key: str) -> None:
-    """Say that the object is complete in S3."""
+    """Mark the object as complete in S3; a repeat changes nothing."""
     session.execute(
         update(BlobRow)
         .where(BlobRow.key == key, BlobRow.status == BlobStatus.RESERVED)
@@ -25,6 +25,6 @@ def confirm(session: Session, key: str) -> None:
 
 
 def confirmed(session: Session, key: str) -> BlobRow | None:
-    """The row of a complete object, or None."""
+    """Return the row of a complete object, or None."""
     query = select(BlobRow).where(BlobRow.key == key, BlobRow.status == BlobStatus.CONFIRMED)
     return session.scalars(query).first()

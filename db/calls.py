@@ -1,4 +1,4 @@
-"""Model calls and the nodes they introduce: begin, take over, commit, deliver; and what a gateway reads."""
+"""Model calls and the tree nodes they introduce: begin, reclaim, commit, fail, deliver and read them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from gyre.contracts.lifecycle import CallStatus, NodeKind
 
 @dataclass(frozen=True, slots=True)
 class NewCall:
-    """What is known of a call before the engine is asked."""
+    """The columns of a call that are known before the engine is asked."""
 
     dialect: str
     role: str
@@ -31,7 +31,7 @@ class NewCall:
 
 @dataclass(frozen=True, slots=True)
 class NewNode:
-    """A node of this attempt; ``parent`` is the index of one that is committed or stands before it."""
+    """A node to be written; ``parent`` is the index of a committed node or of one earlier in the list."""
 
     index: int
     parent: int | None
@@ -48,7 +48,7 @@ class NewNode:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the engine answered and how it was read."""
+    """The engine's answer and how it was read. The ``*_node`` fields are node indexes of the attempt."""
 
     context_node: int
     context_offset: int
@@ -65,7 +65,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
-    """What the gateway must know of an attempt before its calls."""
+    """The attempt as the gateway sees it before its first call."""
 
     number: int
     execution: str
@@ -75,7 +75,7 @@ class AttemptFacts:
 
 
 def run_secret(session: Session, run: RunId) -> bytes:
-    """The HMAC key of a run's attempt tokens. Raises BadInput for an unknown run."""
+    """Return the HMAC key of the run's attempt tokens. Raises BadInput for an unknown run."""
     secret = session.scalars(select(RunRow.secret).where(RunRow.id == run)).first()
     if secret is None:
         raise BadInput(f"no run {run!r} in this database")
@@ -83,7 +83,7 @@ def run_secret(session: Session, run: RunId) -> bytes:
 
 
 def attempt_facts(session: Session, attempt: AttemptId) -> AttemptFacts | None:
-    """What the gateway must know of an attempt; None if there is no such attempt."""
+    """Return the facts of an attempt, or None if there is no such attempt."""
     has_calls = exists().where(ModelCallRow.attempt_id == AttemptRow.id)
     query = (
         select(
@@ -98,25 +98,25 @@ def attempt_facts(session: Session, attempt: AttemptId) -> AttemptFacts | None:
 
 
 def nodes(session: Session, attempt: AttemptId) -> Sequence[TreeNodeRow]:
-    """The attempt's tree, parents before children."""
+    """Return the attempt's tree, parents before children."""
     query = select(TreeNodeRow).where(TreeNodeRow.attempt_id == attempt).order_by(TreeNodeRow.index)
     return session.scalars(query).all()
 
 
 def next_node_index(session: Session, attempt: AttemptId) -> int:
-    """The index that the attempt's next node has; nodes are numbered without a gap."""
+    """Return the index of the attempt's next node. Nodes are numbered without gaps."""
     last = session.scalar(select(func.max(TreeNodeRow.index)).where(TreeNodeRow.attempt_id == attempt))
     return 0 if last is None else last + 1
 
 
 def calls(session: Session, attempt: AttemptId) -> Sequence[ModelCallRow]:
-    """The attempt's calls in order."""
+    """Return the attempt's calls in order."""
     query = select(ModelCallRow).where(ModelCallRow.attempt_id == attempt).order_by(ModelCallRow.index)
     return session.scalars(query).all()
 
 
 def get(session: Session, call: CallId) -> ModelCallRow:
-    """One call, read afresh."""
+    """Return one call, read again even if the session holds it already."""
     return session.get_one(ModelCallRow, call, populate_existing=True)
 
 
@@ -129,10 +129,10 @@ def begin(
     owner: str,
     ttl_s: float,
 ) -> int:
-    """Write the in-flight row under the attempt's next free index, which is returned.
+    """Write the in-flight row under the attempt's next free index and return that index.
 
-    ``sampling`` gives the parameters for an index, because the seed follows from it. Raises Fenced if
-    the attempt is sealed.
+    ``sampling`` maps an index to the call's parameters, because the seed depends on the index. Raises
+    Fenced if the attempt is sealed.
     """
     row = attempts.lock_open(session, attempt)
     fixed = {
@@ -152,16 +152,17 @@ def begin(
         statement = (
             upsert(ModelCallRow).values(**values).on_conflict_do_nothing().returning(ModelCallRow.index)
         )
-        # Another call of this attempt may have taken the index meanwhile; then the next one is free.
+        # A concurrent call of this attempt may have taken the index since it was read; then try the next.
         if session.scalar(statement) is not None:
             return index
 
 
 def reclaim(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_s: float) -> bool:
-    """Take an in-flight call whose gateway is gone; index and seed stay. False if it is not gone.
+    """Take the lease of an in-flight call whose gateway is gone; its index and seed stay. False if not gone.
 
-    Gone means: its owner's name starts with ``dead_prefix`` (an earlier process on our own port), or its
-    lease ran out, which does not count within one TTL after Postgres started.
+    A gateway is gone if its owner name starts with ``dead_prefix`` (an earlier process on our own port) or
+    if the lease has expired. Within one TTL after Postgres started no lease counts as expired, because its
+    owner could not renew it while Postgres was down.
     """
     ttl = timedelta(seconds=ttl_s)
     settled = func.pg_postmaster_start_time() < func.now() - ttl
@@ -180,13 +181,13 @@ def reclaim(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_s:
 
 
 def renew(session: Session, owner: str, held: Sequence[CallId], ttl_s: float) -> None:
-    """Keep the leases of these calls, as far as they are in flight and this gateway's."""
+    """Extend the leases of those calls in ``held`` that are in flight and belong to ``owner``."""
     mine = select(ModelCallRow.id).where(
         ModelCallRow.id.in_(held),
         ModelCallRow.lease_owner == owner,
         ModelCallRow.status == CallStatus.IN_FLIGHT,
     )
-    # A row that is locked is being ended: to wait for it in the order of this list could be a deadlock.
+    # A locked row belongs to a call that is ending: waiting for it in the order of this list could deadlock.
     free = mine.with_for_update(skip_locked=True).cte()
     session.execute(
         update(ModelCallRow)
@@ -203,9 +204,10 @@ def commit(
     new_nodes: Sequence[NewNode],
     outcome: Outcome,
 ) -> bool:
-    """Write the nodes and the call in this one transaction. False if the call is not ours in flight.
+    """Write the nodes and commit the call in this transaction. False if the call is not ours and in flight.
 
-    Raises Fenced if the attempt is sealed, IntegrityError if another gateway used a node's index.
+    `db.recording` writes the same rows for many calls at once: change both together. Raises Fenced if the
+    attempt is sealed, IntegrityError if another gateway used a node's index.
     """
     attempts.lock_open(session, attempt)
     held = select(ModelCallRow.id).where(
@@ -234,7 +236,7 @@ def commit(
 
 
 def fail(session: Session, call: CallId, owner: str, failure: str) -> None:
-    """Give a call up. A committed one stays as it is."""
+    """Mark an in-flight call as failed. A committed call stays as it is."""
     session.execute(
         update(ModelCallRow)
         .where(
@@ -247,9 +249,10 @@ def fail(session: Session, call: CallId, owner: str, failure: str) -> None:
 
 
 def mark_delivered(session: Session, delivered: Sequence[CallId]) -> None:
-    """Say that these answers were written to their clients in full; a repeat keeps the first time.
+    """Record that these answers were written to their clients in full; a repeat keeps the first time.
 
-    Not flushed to the disk at once: what a crash of Postgres takes back makes a repeated request a retry.
+    The commit does not wait for the disk. If a crash of Postgres undoes it, a repeated request merely
+    counts as a retry and gets the recorded answer.
     """
     session.execute(text("SET LOCAL synchronous_commit = off"))
     session.execute(

@@ -1,4 +1,4 @@
-"""Cells: epochs, roles and what their engines serve."""
+"""Cells: their epochs, their roles and the versions their engines serve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,9 @@ class ServingCell:
 
 
 def create(session: Session, run: RunId, index: int, capacity: int) -> None:
-    """The row of a cell, in no role yet: LOST until its supervisor boots. Again: only its capacity is
-    set, which a resumed run may have changed.
+    """Insert the cell's row as LOST, which it stays until its supervisor boots.
+
+    If the row exists, only set its capacity, which a resumed run may have changed.
     """
     values = {"id": cell_id(run, index), "run_id": run, "index": index, "capacity": capacity}
     session.execute(
@@ -36,7 +37,7 @@ def create(session: Session, run: RunId, index: int, capacity: int) -> None:
 
 
 def mint_epoch(session: Session, cell: CellId, host: str) -> int:
-    """Begin a new life of the cell: everything of the old epoch is refused from here on."""
+    """Begin a new incarnation of the cell and return its epoch; writes under older epochs are refused."""
     row = session.execute(
         update(CellRow)
         .where(CellRow.id == cell)
@@ -49,7 +50,7 @@ def mint_epoch(session: Session, cell: CellId, host: str) -> int:
 
 
 def begin_serving(session: Session, cell: CellId, epoch: int, engine_url: str, version: int) -> None:
-    """The engine of this life answers: the cell is in rollout. Raises Fenced if the life is over."""
+    """Put the cell into ROLLOUT, because its engine answers. Raises Fenced unless ``epoch`` is current."""
     row = session.get_one(CellRow, cell, with_for_update=True)
     _fence(row, epoch)
     row.role = advance(CELL, CellRole(row.role), CellRole.ROLLOUT)
@@ -57,7 +58,7 @@ def begin_serving(session: Session, cell: CellId, epoch: int, engine_url: str, v
 
 
 def serve_version(session: Session, cell: CellId, epoch: int, version: int) -> None:
-    """The engine has verified a version. Raises Fenced if the life is over."""
+    """Record the version that the engine has verified. Raises Fenced unless ``epoch`` is current."""
     row = session.get_one(CellRow, cell, with_for_update=True)
     _fence(row, epoch)
     row.engine_version, row.updated_at = version, func.now()
@@ -69,7 +70,11 @@ def _fence(row: CellRow, epoch: int) -> None:
 
 
 def enter(session: Session, command: CellCommand) -> CellRow:
-    """Apply a role change under the epoch fence, once per command id."""
+    """Apply a role change once per command id and return the cell's row.
+
+    Raises Fenced unless the command's epoch and ``from_role`` are current, IllegalTransition for a change
+    that the lifecycle does not allow.
+    """
     row = session.get_one(CellRow, command.cell_id, with_for_update=True)
     _fence(row, command.epoch)
     done = select(CellTransitionRow.id).where(
@@ -95,12 +100,12 @@ def enter(session: Session, command: CellCommand) -> CellRow:
 
 
 def of_run(session: Session, run: str) -> Sequence[CellRow]:
-    """The run's cells, the core first."""
+    """Return the run's cells, the core first."""
     return session.scalars(select(CellRow).where(CellRow.run_id == run).order_by(CellRow.index)).all()
 
 
 def serving(session: Session, run: str) -> list[ServingCell]:
-    """Cells in ROLLOUT whose engine answers, in their order: those that take calls."""
+    """Return the cells that take calls, in index order: those in ROLLOUT whose engine answers."""
     query = (
         select(CellRow.id, CellRow.engine_url, CellRow.capacity)
         .where(CellRow.run_id == run, CellRow.role == CellRole.ROLLOUT, CellRow.engine_url.is_not(None))

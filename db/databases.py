@@ -1,4 +1,4 @@
-"""Makes the database itself, on a server that lets us."""
+"""Create the database itself, on a server that allows it."""
 
 from sqlalchemy import text
 
@@ -6,13 +6,14 @@ from db.session import connect
 
 
 def ensure_database(server_dsn: str, name: str) -> None:
-    """Create database ``name`` unless it is there. ``server_dsn`` names another database of the server."""
-    engine = connect(server_dsn, pool_size=1).execution_options(isolation_level="AUTOCOMMIT")
+    """Create database ``name`` unless it exists. ``server_dsn`` names another database of the same server."""
+    # CREATE DATABASE is refused inside a transaction.
+    server = connect(server_dsn, pool_size=1).execution_options(isolation_level="AUTOCOMMIT")
     try:
-        with engine.connect() as connection:
+        with server.connect() as connection:
             query = text("SELECT 1 FROM pg_database WHERE datname = :name")
             if connection.execute(query, {"name": name}).first() is None:
-                quoted = engine.dialect.identifier_preparer.quote_identifier(name)
+                quoted = server.dialect.identifier_preparer.quote_identifier(name)
                 connection.execute(text(f"CREATE DATABASE {quoted}"))
     finally:
-        engine.dispose()
+        server.dispose()

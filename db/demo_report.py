@@ -1,4 +1,4 @@
-"""What the demo shows besides the run's summary, read from the rows of its run."""
+"""Read models of the demo: what it prints besides the run's summary."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from gyre.contracts.lifecycle import BatchStatus, Disposition, ExecutionStatus, 
 
 @dataclass(frozen=True)
 class HeldoutOutcome:
-    """One held-out execution. ``reward`` None: not scored (yet), which is not a zero."""
+    """One held-out execution. ``reward`` is None while it is not scored, which is not a zero."""
 
     task: str
     purpose: Purpose
@@ -31,7 +31,7 @@ class HeldoutOutcome:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Executions of one part of the run: ``before``, ``train`` or ``after``."""
+    """Execution counts of one part of the run: ``before``, ``train`` or ``after``."""
 
     dispatched: int
     done: int
@@ -39,7 +39,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the trained batches took from calls of one role."""
+    """Counts over the trained batches, for calls of one role."""
 
     rollouts: int
     """Executions with a target of this role."""
@@ -50,7 +50,7 @@ class Trained:
 
 
 def rollouts(session: Session, run: str) -> dict[str, Rollouts]:
-    """By part of the run, greedy ones included."""
+    """Count executions per part of the run, greedy ones included."""
     part = func.coalesce(QueryGroupRow.phase, Purpose.TRAIN.value)
     done = func.count().filter(ExecutionRow.status == ExecutionStatus.TERMINAL)
     query = (
@@ -64,7 +64,7 @@ def rollouts(session: Session, run: str) -> dict[str, Rollouts]:
 
 
 def heldout_outcomes(session: Session, run: str) -> list[HeldoutOutcome]:
-    """Every held-out execution, sampled and greedy, before and after."""
+    """Return every held-out execution, sampled and greedy, before and after training."""
     query = (
         select(
             TaskRow.name,
@@ -89,7 +89,7 @@ def heldout_outcomes(session: Session, run: str) -> list[HeldoutOutcome]:
 
 
 def trained_roles(session: Session, run: str) -> dict[str, Trained]:
-    """By role of the call that sampled a target; roles without a target are left out."""
+    """Count what was trained, per role of the call that sampled it; roles without a target are left out."""
     targets = select(
         TrajectoryRow.id, func.jsonb_array_elements_text(TrajectoryRow.target_node_ids).label("node_id")
     ).subquery()

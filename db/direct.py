@@ -1,6 +1,6 @@
-"""A connection of the event loop's own, for the statements that every model call needs.
+"""The event loop's own Postgres connection, for the statements that every model call needs.
 
-A thread, a pool and a session would each cost more than such a statement itself.
+A thread, a pool checkout or an ORM session would each cost more than such a statement itself.
 """
 
 from collections.abc import Mapping
@@ -14,40 +14,46 @@ from sqlalchemy.exc import DBAPIError
 from db.session import CONNECT_S, KEEPALIVES, OPTIONS, Database
 
 PLANS = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c jit=off"
-"""Each statement is planned once, by keys: its tables are small when a run begins, and do not stay so."""
+"""Plan each statement once, over indexes. A run's tables start small, and plans made then would scan them."""
 Connection = psycopg.AsyncConnection[TupleRow]
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """SQL with psycopg's named placeholders, and their values."""
+    """SQL with psycopg's named placeholders, and the values for them."""
 
     sql: LiteralString
     values: Mapping[str, Any]
 
 
 class Direct:
-    """One statement at a time, each a transaction by itself.
+    """A connection that runs one statement at a time, each in its own transaction.
 
-    The connection is opened when it is needed, and another one after a failure of it.
+    It connects when it is first needed, and again after its connection failed or was abandoned.
     """
 
-    def __init__(self, engine: Database) -> None:
-        """``engine`` says where; none of its connections is used."""
-        self._dsn = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    def __init__(self, database: Database) -> None:
+        """Take the address from ``database``; none of its pooled connections is used."""
+        self._dsn = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._connection: Connection | None = None
-        self._times_abandoned = 0
+        self._num_abandoned = 0
 
     async def run(self, statement: Statement) -> list[TupleRow]:
-        """The rows. Raises what SQLAlchemy raises: OperationalError, IntegrityError and so on."""
-        times_abandoned = self._times_abandoned
+        """Run the statement and return its rows. Raises SQLAlchemy's errors: OperationalError and so on."""
+        num_abandoned = self._num_abandoned
         try:
-            connection = await self._opened()
+            connection = self._connection
+            if connection is None or connection.closed:
+                options = f"{OPTIONS} {PLANS}"
+                connection = await Connection.connect(
+                    self._dsn, autocommit=True, connect_timeout=CONNECT_S, options=options, **KEEPALIVES
+                )
             try:
                 cursor = await connection.execute(statement.sql, statement.values, prepare=True)
                 return await cursor.fetchall()
             finally:
-                if times_abandoned == self._times_abandoned:
+                # An abandoned statement ends here late: by now `_connection` belongs to a successor.
+                if num_abandoned == self._num_abandoned:
                     self._connection = connection
                 else:
                     connection.pgconn.finish()
@@ -55,18 +61,11 @@ class Direct:
             raise DBAPIError.instance(None, None, error, psycopg.Error) from error
 
     def abandon(self) -> None:
-        """Leave a statement that does not end to its own end; the next one has another connection."""
+        """Leave a hanging statement behind; the next statement gets a new connection."""
         self._connection = None
-        self._times_abandoned += 1
+        self._num_abandoned += 1
 
     def close(self) -> None:
-        """Nothing may be under way but what was left."""
+        """Close the connection. No statement may be running, except abandoned ones."""
         if self._connection is not None:
             self._connection.pgconn.finish()
-
-    async def _opened(self) -> Connection:
-        if self._connection is not None and not self._connection.closed:
-            return self._connection
-        return await Connection.connect(
-            self._dsn, autocommit=True, connect_timeout=CONNECT_S, options=f"{OPTIONS} {PLANS}", **KEEPALIVES
-        )

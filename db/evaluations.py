@@ -1,4 +1,4 @@
-"""Evaluations of snapshots and the rewards that come out of them."""
+"""Evaluations of snapshots and the rewards they produce."""
 
 from sqlalchemy import func, update
 from sqlalchemy.dialects.postgresql import insert
@@ -13,14 +13,14 @@ from gyre.contracts.lifecycle import EvaluationStatus
 def open_evaluation(
     session: Session, evaluation: EvaluationId, *, execution: ExecutionId, snapshot: SnapshotId, number: int
 ) -> EvaluationRow:
-    """Write the evaluation's row (again: returns the row as it is)."""
+    """Write the evaluation's row and return it; a repeat returns the existing row unchanged."""
     values = {"id": evaluation, "execution_id": execution, "snapshot_id": snapshot, "number": number}
     session.execute(insert(EvaluationRow).values(**values).on_conflict_do_nothing())
     return session.get_one(EvaluationRow, evaluation)
 
 
 def reward_of(session: Session, evaluation: EvaluationId) -> RewardRow | None:
-    """The reward that the evaluation came to, if it did."""
+    """Return the evaluation's reward, or None while it has none."""
     return session.get(RewardRow, reward_id(evaluation))
 
 
@@ -28,9 +28,9 @@ def succeed(
     session: Session, evaluation: EvaluationId, *, execution: ExecutionId, value: float, try_number: int,
     output_tail: str,
 ) -> RewardRow:  # fmt: skip
-    """Commit the reward of a try. The first one stands: a later try returns it unchanged.
+    """Commit the reward of a try and return it. The first one stands: a later try returns it unchanged.
 
-    Raises Fenced when the evaluation has already ended without a reward.
+    Raises Fenced if the evaluation has already ended without a reward.
     """
     ended = session.execute(
         update(EvaluationRow)
@@ -57,7 +57,7 @@ def note_failure(
     session: Session, evaluation: EvaluationId, *, try_number: int, failure: str, output_tail: str | None,
     final: bool,
 ) -> None:  # fmt: skip
-    """Record why a try gave no reward. It stays pending unless this was the budget's last try."""
+    """Record why a try gave no reward. The evaluation stays pending unless this try was ``final``."""
     values = {
         "num_tries": func.greatest(EvaluationRow.num_tries, try_number),
         "failure": failure,

@@ -1,4 +1,4 @@
-"""Executions: where to take one up, and its one terminal disposition."""
+"""Executions: the stage to resume at, and the one terminal disposition."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ from gyre.contracts.messages import AttemptState
 
 @dataclass(frozen=True)
 class CallTotals:
-    """What an attempt recorded."""
+    """Totals over the committed calls of an attempt or an execution."""
 
     num_calls: int
     num_input_tokens: int
@@ -40,9 +40,9 @@ class CallTotals:
 
 
 def resume_point(session: Session, execution: ExecutionId, host: str, max_attempts: int) -> AttemptState:
-    """The newest attempt and its first unfinished stage; opens the next attempt when one is due.
+    """Return the newest attempt and its first unfinished stage; open the next attempt if one is due.
 
-    A saved snapshot is scored before anything is run again: durable output is read first.
+    A saved snapshot is always scored before anything runs again.
     """
     row = session.get_one(ExecutionRow, execution, with_for_update={"key_share": True})
     last = attempts.latest(session, execution)
@@ -65,7 +65,7 @@ def resume_point(session: Session, execution: ExecutionId, host: str, max_attemp
 
 
 def _num_failed(session: Session, execution: ExecutionId) -> int:
-    """Attempts that count towards the budget: one that somebody stopped did not fail."""
+    """Count the attempts that use up the budget; a cancelled one does not."""
     query = select(func.count()).where(
         AttemptRow.execution_id == execution,
         AttemptRow.failure.is_not(None),
@@ -75,6 +75,7 @@ def _num_failed(session: Session, execution: ExecutionId) -> int:
 
 
 def _any_worked(session: Session, execution: ExecutionId) -> bool:
+    """Return whether any attempt got an answer and ran until its harness ended or its time was up."""
     ended = (EndReason.EXITED, EndReason.TIME_LIMIT)
     called = (
         select(ModelCallRow.id)
@@ -100,7 +101,7 @@ def _state(last: AttemptRow | None, execution: ExecutionId, stage: str) -> Attem
 
 
 def _next_evaluation(session: Session, execution: ExecutionId) -> int:
-    """The evaluation to run: the newest while it is pending, else a new one."""
+    """Return the number of the evaluation to run: the newest while it is pending, else the next."""
     query = select(EvaluationRow).where(EvaluationRow.execution_id == execution)
     newest = session.scalars(query.order_by(EvaluationRow.number.desc()).limit(1)).first()
     if newest is None:
@@ -109,7 +110,7 @@ def _next_evaluation(session: Session, execution: ExecutionId) -> int:
 
 
 def call_totals(session: Session, attempt: AttemptId) -> CallTotals:
-    """Committed calls of an attempt and the leaves of its tree."""
+    """Add up the committed calls of an attempt and count the leaves of its tree."""
     child = select(TreeNodeRow.parent_id).where(
         TreeNodeRow.attempt_id == attempt, TreeNodeRow.parent_id.is_not(None)
     )
@@ -120,7 +121,7 @@ def call_totals(session: Session, attempt: AttemptId) -> CallTotals:
 
 
 def execution_totals(session: Session, execution: ExecutionId) -> CallTotals:
-    """Committed calls of all attempts of an execution; branches are not counted."""
+    """Add up the committed calls of all attempts of an execution; branches are not counted."""
     return _totals(session, ModelCallRow.execution_id == execution, num_branches=0)
 
 
@@ -143,10 +144,12 @@ def fold(
     reward: str | None = None,
     detail: str | None = None,
 ) -> ExecutionRow:
-    """Commit the one disposition and close what is still open. A repeat, or a late second opinion,
-    changes nothing.
+    """Commit the execution's one disposition, seal its open attempts and return its row.
+
+    The first disposition stands: a repeat or a later, different one changes nothing.
     """
-    # Not FOR UPDATE: a call that is being recorded holds its attempt and refers to this row's key.
+    # FOR NO KEY UPDATE: a call being recorded holds its attempt and waits for this row's key, while the
+    # seal below waits for that attempt. FOR UPDATE would deadlock.
     row = session.get_one(ExecutionRow, execution, with_for_update={"key_share": True})
     if row.status == ExecutionStatus.TERMINAL:
         return row
@@ -159,15 +162,17 @@ def fold(
 
 
 def reward_value(session: Session, reward: str | None) -> float | None:
+    """Return the value of a reward, or None for no reward."""
     return None if reward is None else session.get_one(RewardRow, reward).value
 
 
 def num_attempts(session: Session, execution: ExecutionId) -> int:
+    """Count the execution's attempts."""
     query = select(func.count()).where(AttemptRow.execution_id == execution)
     return session.scalar(query) or 0
 
 
 def num_evaluations(session: Session, execution: ExecutionId) -> int:
-    """Tries of all evaluations together."""
+    """Add up the tries of all evaluations of the execution."""
     query = select(func.coalesce(func.sum(EvaluationRow.num_tries), 0))
     return int(session.scalar(query.where(EvaluationRow.execution_id == execution)) or 0)

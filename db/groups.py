@@ -1,4 +1,4 @@
-"""Query groups: dispatch, readiness, and the look at a run that decisions are made on."""
+"""Query groups: dispatch, readiness, and the counts that a run's decisions rest on."""
 
 from collections.abc import Sequence
 
@@ -13,16 +13,18 @@ from gyre.rules.groups import group_outcome
 
 
 def lock_run(session: Session, run: str) -> None:
-    """Serialise decisions of one run until the transaction ends."""
+    """Serialise the run's decisions: hold an advisory lock until the transaction ends."""
     session.execute(text("SELECT pg_advisory_xact_lock(hashtext(:run))"), {"run": run})
 
 
 def next_index(session: Session, run: str) -> int:
+    """Return the index of the run's next group. Groups of every purpose are numbered without gaps."""
     highest = session.scalar(select(func.max(QueryGroupRow.index)).where(QueryGroupRow.run_id == run))
     return 0 if highest is None else highest + 1
 
 
 def num_train_groups(session: Session, run: str) -> int:
+    """Count the train groups dispatched so far, in any status."""
     return (
         session.scalar(
             select(func.count()).where(QueryGroupRow.run_id == run, QueryGroupRow.purpose == Purpose.TRAIN)
@@ -42,7 +44,7 @@ def dispatch(
     purpose: Purpose = Purpose.TRAIN,
     phase: str | None = None,
 ) -> None:
-    """Write a group and its executions; the workflows are started from these rows."""
+    """Write a group and its executions; workflows are started from these rows. A repeat changes nothing."""
     name = group_id(run, index)
     values = {"id": name, "run_id": run, "index": index, "task_id": task, "size": size}
     session.execute(
@@ -58,13 +60,13 @@ def dispatch(
 
 
 STARTS = 32
-"""Groups in one decision: with task names as long as a file system allows they stay below 16 KiB."""
+"""Most groups per decision: with the longest task names a file system allows it stays below 16 KiB."""
 
 
 def to_start(
     session: Session, run: str, after: int, limit: int = STARTS
 ) -> Sequence[tuple[QueryGroupRow, str]]:
-    """Running groups above an index with their task's name, in order."""
+    """Return running groups of index greater than ``after``, each with its task's name, in order."""
     query = (
         select(QueryGroupRow, TaskRow.name)
         .join(TaskRow, TaskRow.id == QueryGroupRow.task_id)
@@ -80,7 +82,10 @@ def to_start(
 
 
 def commit_outcome(session: Session, group: GroupId) -> tuple[QueryGroupRow, list[Disposition | None]]:
-    """Settle the group's status from its executions; a settled group is left as it is."""
+    """Settle the group's status from its executions' dispositions and return both.
+
+    A settled group is left as it is.
+    """
     row = session.get_one(QueryGroupRow, group, with_for_update=True)
     found = session.scalars(select(ExecutionRow.disposition).where(ExecutionRow.group_id == group)).all()
     dispositions = [None if each is None else Disposition(each) for each in found]
@@ -95,7 +100,7 @@ def commit_outcome(session: Session, group: GroupId) -> tuple[QueryGroupRow, lis
 
 
 def count_by_status(session: Session, run: str) -> dict[GroupStatus, int]:
-    """Train groups by status."""
+    """Count train groups per status."""
     query = (
         select(QueryGroupRow.status, func.count())
         .where(QueryGroupRow.run_id == run, QueryGroupRow.purpose == Purpose.TRAIN)
@@ -105,8 +110,10 @@ def count_by_status(session: Session, run: str) -> dict[GroupStatus, int]:
 
 
 def dropped_in_a_row(session: Session, run: str, *, limit: int) -> int:
-    """How many of the newest settled train groups were dropped without a ready one between; at most
-    ``limit``. A resume begins a new count, so that a run that was given up can be taken up.
+    """Count the newest settled train groups that were dropped in a row, up to ``limit``.
+
+    Groups dispatched before the last resume do not count: otherwise a run that failed for its dropped
+    groups would fail again at once.
     """
     resumed_at = select(RunRow.resumed_at).where(RunRow.id == run).scalar_subquery()
     query = (
@@ -129,13 +136,13 @@ def dropped_in_a_row(session: Session, run: str, *, limit: int) -> int:
 
 
 def unfinished_executions(session: Session, run: str) -> int:
-    """w: executions dispatched and not terminated, of any purpose."""
+    """Count executions dispatched and not terminal, of any purpose: the waterlevel w."""
     query = select(func.count()).where(ExecutionRow.run_id == run, ExecutionRow.status != "terminal")
     return session.scalar(query) or 0
 
 
 def phase_groups(session: Session, run: str, phase: str) -> list[GroupStatus]:
-    """Statuses of the held-out groups of a phase."""
+    """Return the status of each held-out group of a phase."""
     query = select(QueryGroupRow.status).where(
         QueryGroupRow.run_id == run, QueryGroupRow.phase == phase, QueryGroupRow.purpose != Purpose.TRAIN
     )

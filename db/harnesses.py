@@ -1,4 +1,4 @@
-"""What an attempt's harness and an execution's evaluator have to know."""
+"""The task and configuration that harnesses and evaluators need."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from gyre.contracts.lifecycle import AttemptStatus
 
 @dataclass(frozen=True)
 class TaskOfExecution:
-    """Where the task lies, and the newest configuration of its run."""
+    """An execution's task, with the newest configuration and the secret of its run."""
 
     path: str
     sha256: str
@@ -23,7 +23,7 @@ class TaskOfExecution:
 
 
 def task_of(session: Session, execution: ExecutionId) -> TaskOfExecution:
-    """Raises BadInput for an execution that no run knows."""
+    """Return the execution's task. Raises BadInput for an unknown execution."""
     query = (
         select(TaskRow.path, TaskRow.sha256, RunConfigRow.resolved, RunRow.secret)
         .join(QueryGroupRow, QueryGroupRow.task_id == TaskRow.id)
@@ -41,5 +41,5 @@ def task_of(session: Session, execution: ExecutionId) -> TaskOfExecution:
 
 
 def is_open(session: Session, attempt: AttemptId) -> bool:
-    """Whether the attempt may still be worked on; a look, not a lock."""
+    """Return whether the attempt is open. It takes no lock, so the answer may be out of date at once."""
     return session.scalar(select(AttemptRow.status).where(AttemptRow.id == attempt)) == AttemptStatus.OPEN

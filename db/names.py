@@ -1,4 +1,4 @@
-"""Whether the row that an id names is there."""
+"""Check that an id below a rollout exists."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from db.models import AttemptRow, EvaluationRow, ModelCallRow, RewardRow, SnapshotRow, TreeNodeRow
 
-BELOW: dict[str, Any] = {
+TABLES: dict[str, Any] = {
     "attempt": AttemptRow,
     "call": ModelCallRow,
     "node": TreeNodeRow,
@@ -15,15 +15,15 @@ BELOW: dict[str, Any] = {
     "evaluation": EvaluationRow,
     "reward": RewardRow,
 }
-"""Kind of an id below a rollout -> its table."""
+"""Table of each kind of id below a rollout."""
 
 
 def kind_of(name: str) -> str:
-    """The last word of an id: ``call`` for ``.../attempt/0/call/3``."""
+    """Return the kind of an id: ``call`` for ``.../attempt/0/call/3``."""
     return next(part for part in reversed(name.split("/")) if not part.isdecimal())
 
 
 def exists(session: Session, name: str) -> bool:
-    """Whether an id below a rollout names a row. Raises KeyError for an id of another kind."""
-    table = BELOW[kind_of(name)]
+    """Return whether an id below a rollout names a row. Raises KeyError for an id of another kind."""
+    table = TABLES[kind_of(name)]
     return session.scalar(select(table.id).where(table.id == name)) is not None

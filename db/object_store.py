@@ -1,6 +1,6 @@
 # boto3 ships no types.
 # pyright: basic, reportMissingTypeStubs=false
-"""Content-addressed objects in S3. The key is ``sha256/<hex>``; writing one twice is one object."""
+"""Content-addressed objects in S3. The key is ``sha256/<hex>``, so equal files are one object."""
 
 import hashlib
 from pathlib import Path
@@ -19,9 +19,9 @@ MISSING = ("404", "NoSuchKey")
 
 
 class BlobStore:
-    """Stores and fetches files; thread-safe.
+    """Files in S3, each vouched for by a blob row; thread-safe.
 
-    Errors of boto3 pass through: they say that S3 is away or refuses, not that the files are unusable.
+    Errors of boto3 pass through: they mean that S3 is unreachable or refuses, not that a file is bad.
     """
 
     def __init__(self, services: Services, database: Database) -> None:
@@ -30,7 +30,7 @@ class BlobStore:
         self._s3: Any = s3_client(services)
 
     def put_file(self, path: Path) -> str:
-        """Upload a file unless it is there already; returns its key when a row vouches for it."""
+        """Upload a file unless it is stored already; return its key once a confirmed row vouches for it."""
         digest = _file_sha256(path)
         key, num_bytes = f"sha256/{digest}", path.stat().st_size
         with transaction(self._database) as session:
@@ -42,7 +42,7 @@ class BlobStore:
         return key
 
     def get_file(self, key: str, path: Path) -> None:
-        """Download an object and verify it. Raises SnapshotFailed if it is missing or its bytes differ."""
+        """Download an object and verify its hash. Raises SnapshotFailed if it is missing or differs."""
         with transaction(self._database) as session:
             row = blobs.confirmed(session, key)
         if row is None:
@@ -58,7 +58,7 @@ class BlobStore:
 
 
 def s3_client(services: Services) -> Any:
-    """A boto3 client with path-style addressing and bounded retries."""
+    """Build a boto3 client with path-style addressing and bounded retries."""
     return boto3.client(
         "s3",
         endpoint_url=services.s3_endpoint,

@@ -1,4 +1,4 @@
-"""Read models of the command line: what `gyre show`, `groups` and `rollouts` print."""
+"""Read models of the command line, printed by `gyre show`, `groups` and `rollouts`."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,37 +36,43 @@ from gyre.contracts.lifecycle import (
 )
 
 Record = dict[str, Any]
-"""Column name -> value; the keys are those of ``--json``."""
+"""One row by column name. The names are keys of ``--json``, so they are stable."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
+    """The numbers of `gyre show`."""
+
     run: str
     status: str
     failure: str | None
     created_at: datetime
     finished_at: datetime | None
     updates: int
-    """Completed: their policy version has its row."""
+    """Completed updates: those whose policy version has its row."""
     policy_version: int
     mean_reward: float | None
-    """Of the newest trained batch, as its executions earned it."""
+    """Mean reward that the executions of the newest trained batch earned."""
     account: dict[str, int]
-    """Train groups: dispatched = trained + ready + running + dropped; ready includes those in a batch."""
+    """Train groups per status: dispatched = trained + ready + running + dropped. Ready includes groups that
+    are in an open batch."""
     dispositions: dict[str, int]
-    """Terminal executions of every purpose."""
+    """Terminal executions of every purpose, per disposition."""
     running: int
-    """Executions in progress, of every purpose; none once the run has ended, whatever rows it left."""
+    """Executions in progress, of every purpose; 0 once the run has ended, even if it left running rows."""
 
 
 def summarise(session: Session, run: str) -> RunSummary | None:
-    """One consistent look at a run, or None if there is no such run."""
+    """Return the run's summary, or None if there is no such run."""
     row = session.get(RunRow, run)
     if row is None:
         return None
     version = run_state.newest_version(session, run)
     newest_mean = mean_rewards(session, run, last=1)
     dispositions = _count(session, ExecutionRow.disposition, ExecutionRow.run_id == run)
+    running = _number(
+        session, ExecutionRow, ExecutionRow.run_id == run, ExecutionRow.status == ExecutionStatus.RUNNING
+    )
     return RunSummary(
         run=run,
         status=row.status,
@@ -78,18 +84,12 @@ def summarise(session: Session, run: str) -> RunSummary | None:
         mean_reward=newest_mean[0] if newest_mean else None,
         account=_account(session, run),
         dispositions={each.value: dispositions.get(each.value, 0) for each in Disposition},
-        running=0 if row.status in run_state.TERMINAL else _num_running(session, run),
-    )
-
-
-def _num_running(session: Session, run: str) -> int:
-    return _number(
-        session, ExecutionRow, ExecutionRow.run_id == run, ExecutionRow.status == ExecutionStatus.RUNNING
+        running=0 if row.status in run_state.TERMINAL else running,
     )
 
 
 def records(session: Session, query: Executable) -> list[Record]:
-    """The rows of a query."""
+    """Return the rows of a query by column name."""
     return [dict(row) for row in session.execute(query).mappings()]
 
 
@@ -102,9 +102,13 @@ def _account(session: Session, run: str) -> dict[str, int]:
     counts = _count(
         session, QueryGroupRow.status, QueryGroupRow.run_id == run, QueryGroupRow.purpose == Purpose.TRAIN
     )
+    others = _number(
+        session, QueryGroupRow, QueryGroupRow.run_id == run, QueryGroupRow.purpose != Purpose.TRAIN
+    )
     return {
-        # Counted apart from its parts, so that a group in no known state shows as a difference.
-        "dispatched": _num_train_groups(session, run),
+        # From the indexes, which have no gaps, and not from the rows: so that a lost row, or one of an
+        # unknown status, unbalances the account.
+        "dispatched": group_rows.next_index(session, run) - others,
         "trained": counts.get(GroupStatus.TRAINED, 0),
         "ready": counts.get(GroupStatus.READY, 0) + counts.get(GroupStatus.ASSIGNED, 0),
         "running": counts.get(GroupStatus.RUNNING, 0),
@@ -112,18 +116,10 @@ def _account(session: Session, run: str) -> dict[str, int]:
     }
 
 
-def _num_train_groups(session: Session, run: str) -> int:
-    """By index, which is dense: a lost row leaves a hole that no count of rows would show."""
-    others = _number(
-        session, QueryGroupRow, QueryGroupRow.run_id == run, QueryGroupRow.purpose != Purpose.TRAIN
-    )
-    return group_rows.next_index(session, run) - others
-
-
 def mean_rewards(session: Session, run: str, last: int | None = None) -> list[float]:
-    """Mean of the executions' own rewards in each trained batch, or in the ``last`` ones, oldest first.
+    """Return the mean reward of each trained batch, or of the ``last`` ones, oldest first.
 
-    Under the permuted control a batch trains on other rewards; here stand the ones that were earned.
+    These are the rewards that executions earned; under the permuted control a batch trains on others.
     """
     newest = (
         select(BatchRow.id, BatchRow.version)
@@ -145,7 +141,7 @@ def mean_rewards(session: Session, run: str, last: int | None = None) -> list[fl
 
 
 def checks(session: Session, summary: RunSummary) -> dict[str, bool | None]:
-    """Invariants that rows alone can show; None for one about an end that the run has not come to."""
+    """Check the invariants that rows alone can show; None for one that only holds at the end of a run."""
     ended, run = summary.status in run_state.TERMINAL, summary.run
     finished = summary.status == RunStatus.FINISHED
     account = summary.account
@@ -177,7 +173,7 @@ def _number(session: Session, table: Any, *where: ColumnElement[bool]) -> int:
 
 
 def _num_unstored_versions(session: Session, run: str) -> int:
-    """Policy versions whose checkpoint is missing or whose object no row vouches for."""
+    """Count policy versions without a checkpoint or without a confirmed object."""
     stored = (
         select(CheckpointRow.id)
         .join(BlobRow, BlobRow.key == CheckpointRow.weights_key)
@@ -192,7 +188,7 @@ def _num_unstored_versions(session: Session, run: str) -> int:
 
 
 def groups(session: Session, run: str) -> list[Record]:
-    """A row for each group: id, task, purpose, phase, status, drop_reason, policy_version, batch_id,
+    """Return one row per group: id, task, purpose, phase, status, drop_reason, policy_version, batch_id,
     executions, scored, placeholder, excluded, mean_reward."""
     scored = {
         each.value: func.count(case((ExecutionRow.disposition == each.value, 1))).label(each.value)
@@ -223,7 +219,7 @@ def groups(session: Session, run: str) -> list[Record]:
 
 
 def rollouts(session: Session, run: str) -> list[Record]:
-    """A row for each execution: id, task, purpose, status, disposition, reward, attempts, calls,
+    """Return one row per execution: id, task, purpose, status, disposition, reward, attempts, calls,
     sampled_tokens, end_reason (of the last attempt), detail."""
     committed = (
         select(func.count())
@@ -263,4 +259,5 @@ def rollouts(session: Session, run: str) -> list[Record]:
 
 
 def execution_exists(session: Session, execution: str) -> bool:
+    """Return whether there is such an execution."""
     return session.get(ExecutionRow, execution) is not None

@@ -1,9 +1,9 @@
-"""Many calls recorded by one statement: what `db.calls` does for one, as far as nothing is in the way.
+"""Record many calls by one SQL statement. `db.calls` writes the same rows, one call at a time.
 
-A member that is sealed, locked by somebody, held by another gateway or has its index taken is left out, not
-waited for and no error: its caller then asks `db.calls`, which waits and says why. So one member's trouble
-never reaches the others. Rows of executions and runs, whose keys are shared by the foreign keys, are locked
-FOR NO KEY UPDATE everywhere: these writes do not wait for them.
+A call is skipped without an error if its attempt is sealed or locked, its index is taken, or another gateway
+holds it. The caller then records it through `db.calls`, which waits and raises the reason, so that one call's
+trouble never delays the others. Foreign keys share the keys of execution and run rows; everybody locks those
+rows FOR NO KEY UPDATE, so these statements never wait for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from gyre.contracts.ids import AttemptId, CallId, call_id, node_id
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A call to be written in flight under ``index``, which its attempt has not used yet."""
+    """A call to be written in flight under ``index``, the next one of its attempt."""
 
     attempt: AttemptId
     index: int
@@ -32,7 +32,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A call in flight to be committed; at most one of an attempt at a time."""
+    """An in-flight call to be committed; a statement holds at most one per attempt."""
 
     call: CallId
     attempt: AttemptId
@@ -44,7 +44,10 @@ OPEN = """open AS (
   SELECT id, execution_id, run_id FROM attempt
   WHERE id = ANY(%(attempts)s) AND status = 'open' FOR SHARE SKIP LOCKED
 )"""
-"""Shared locks are held until the transaction ends, so that a seal waits for the write."""
+"""The open attempts among the named ones, share-locked until the transaction ends so that a seal waits.
+
+Rows that are sealed or locked are skipped without an error.
+"""
 
 BEGIN: LiteralString = f"""WITH {OPEN}
 INSERT INTO model_call (
@@ -96,15 +99,15 @@ WHERE c.id = a.id RETURNING c.id"""
 
 
 def begin(begins: Sequence[Begin], *, owner: str, ttl_s: float) -> Statement:
-    """Writes the in-flight rows as far as they can be written at once; returns the calls that were."""
+    """Build the statement that writes in-flight rows; it returns the ids of the calls it wrote."""
     values = {"attempts": [each.attempt for each in begins], "owner": owner, "ttl_s": ttl_s}
     return Statement(BEGIN, values | {"calls": _document(_begin_row(each) for each in begins)})
 
 
 def commit(commits: Sequence[Commit], *, owner: str) -> Statement:
-    """Writes nodes and calls as far as they can be written at once; returns the calls that are committed.
+    """Build the statement that writes nodes and commits calls; it returns the ids of the calls it committed.
 
-    Fails as a whole, with an IntegrityError, if another gateway used a node's index.
+    It fails as a whole, with an IntegrityError, if another gateway used a node's index.
     """
     names = {"attempts": [each.attempt for each in commits], "ids": [each.call for each in commits]}
     nodes = _document(_node_row(each, node) for each in commits for node in each.nodes)
@@ -113,7 +116,7 @@ def commit(commits: Sequence[Commit], *, owner: str) -> Statement:
 
 
 def _document(rows: Iterable[dict[str, Any]]) -> str:
-    """All rows in one value: an array for each column would cost more than the statement."""
+    """Encode all rows as one JSON parameter: binding an array per column would cost more than the insert."""
     return json_bytes([*rows]).decode()
 
 

@@ -1,4 +1,4 @@
-"""Read models of one rollout: what `gyre calls` and `gyre tree` print."""
+"""Read models of one rollout, printed by `gyre calls` and `gyre tree`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from gyre.contracts.lifecycle import NodeKind
 
 
 def outcome(session: Session, execution: str) -> Record:
-    """What became of a rollout: status, disposition, reward, detail, and in training batch_id,
-    batch_status, version, advantage (None as long as it is in no batch)."""
+    """Return status, disposition, reward and detail of a rollout, and how it was trained: batch_id,
+    batch_status, version and advantage, which are None while it is in no batch."""
     query = (
         select(
             ExecutionRow.status,
@@ -43,7 +43,7 @@ def outcome(session: Session, execution: str) -> Record:
 
 
 def attempts(session: Session, execution: str) -> list[Record]:
-    """A row for each attempt: id, number, status, end_reason, failure."""
+    """Return one row per attempt: id, number, status, end_reason, failure."""
     return records(
         session,
         select(AttemptRow.id, AttemptRow.number, AttemptRow.status, AttemptRow.end_reason, AttemptRow.failure)
@@ -53,7 +53,7 @@ def attempts(session: Session, execution: str) -> list[Record]:
 
 
 def calls(session: Session, execution: str) -> list[Record]:
-    """A row for each model call of a rollout, over all attempts, in order."""
+    """Return one row per model call of a rollout, over all attempts, in order."""
     query = (
         select(
             ModelCallRow.id,
@@ -86,7 +86,7 @@ def calls(session: Session, execution: str) -> list[Record]:
 
 
 def trajectories(session: Session, execution: str) -> list[Record]:
-    """A row for each selected path: path (its index), role, num_tokens, num_targets, batch_id, version,
+    """Return one row per selected path: path (its index), role, num_tokens, num_targets, batch_id, version,
     advantage, leaf_node_id, target_node_ids."""
     query = (
         select(
@@ -115,13 +115,13 @@ def trajectories(session: Session, execution: str) -> list[Record]:
 
 
 def tree(session: Session, execution: str, selected: Sequence[Record]) -> list[Record]:
-    """A row for each tree node of a rollout, parents first.
+    """Return one row per tree node of a rollout, parents first.
 
-    Its own columns are id, attempt_id, index, call_id, parent_id, parent_offset, position, kind, num_tokens,
-    role (of the call that introduced it), versions, finish_reason. Counted are reused_by (other calls whose
-    input runs through it) and, from the ``selected`` paths (see `trajectories`), targets (how many of its
-    tokens are trained), target_of (the path that trains them), paths (those that run through it) and leaf_of
-    (what is known of those that end here, without their node ids).
+    Stored columns: id, attempt_id, index, call_id, parent_id, parent_offset, position, kind, num_tokens, role
+    (of the call that introduced it), versions, finish_reason. Derived: reused_by counts the other calls whose
+    input runs through the node. Derived from the ``selected`` paths (see `trajectories`): targets counts its
+    trained tokens, target_of is the path that trains them, paths lists those that run through it, and leaf_of
+    holds the rows of those that end here, without their node ids.
     """
     query = (
         select(
@@ -150,13 +150,13 @@ def tree(session: Session, execution: str, selected: Sequence[Record]) -> list[R
 
 
 def _count_reuse(nodes: Sequence[Record], session: Session, execution: str) -> None:
-    """From the last node to the first, so that each is looked at once: children come after parents."""
+    """Set ``reused_by`` of every node in one pass, from last to first, because children follow parents."""
     inputs = select(ModelCallRow.context_node_id).where(
         ModelCallRow.execution_id == execution, ModelCallRow.context_node_id.is_not(None)
     )
     through = Counter(session.scalars(inputs))
     for node in reversed(nodes):
-        # The input of the call that introduced a context runs through it too; that is no reuse.
+        # The call that introduced a context node has it in its own input; that is not reuse.
         node["reused_by"] = max(0, through[node["id"]] - (node["kind"] == NodeKind.CONTEXT))
         through[node["parent_id"]] += through[node["id"]]
 

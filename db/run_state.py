@@ -1,4 +1,4 @@
-"""What decisions need to know of a run: its configuration, status, version and tasks."""
+"""The state of a run: its status, newest configuration, newest version and tasks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ TERMINAL = {RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED}
 
 
 def newest_config(session: Session, run: str) -> dict[str, Any]:
-    """The resolved run file of the highest revision. Raises BadInput for an unknown run."""
+    """Return the resolved run file of the newest revision. Raises BadInput for an unknown run."""
     found = runs.latest_config(session, run)
     if found is None:
         raise BadInput(f"run {run}: no such run")
@@ -24,7 +24,7 @@ def newest_config(session: Session, run: str) -> dict[str, Any]:
 
 
 def advance_status(session: Session, run: str, status: RunStatus, *, failure: str | None = None) -> None:
-    """Move the run along its lifecycle; a repeat changes nothing."""
+    """Move the run along its lifecycle; a repeat changes nothing. Leaving a terminal status is a resume."""
     row = session.get_one(RunRow, run, with_for_update={"key_share": True})
     if row.status == status:
         return
@@ -36,7 +36,7 @@ def advance_status(session: Session, run: str, status: RunStatus, *, failure: st
 
 
 def mark_stopped(session: Session, run: RunId) -> RunStatus:
-    """Say that the run was stopped, unless it had ended by itself; the status it has now."""
+    """Mark the run as stopped unless it has ended by itself; return its status."""
     row = session.get_one(RunRow, run, with_for_update={"key_share": True})
     if row.status not in TERMINAL:
         advance_status(session, run, RunStatus.STOPPED)
@@ -44,19 +44,19 @@ def mark_stopped(session: Session, run: RunId) -> RunStatus:
 
 
 def newest_version(session: Session, run: str) -> int:
-    """The newest completed policy version; 0 before the first update."""
+    """Return the newest completed policy version; 0 before the first update."""
     query = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.run_id == run)
     return session.scalar(query) or 0
 
 
 def task_ids(session: Session, run: str, split: str) -> Sequence[str]:
-    """Tasks of a split, in name order."""
+    """Return the ids of a split's tasks, ordered by name."""
     query = select(TaskRow.id).where(TaskRow.run_id == run, TaskRow.split == split)
     return session.scalars(query.order_by(TaskRow.name)).all()
 
 
 def mark_published(session: Session, run: str, version: int, num_bytes: int) -> None:
-    """Say that every serving engine has verified the version; a repeat keeps the first time."""
+    """Record that every serving engine has verified the version; a repeat keeps the first time."""
     row = session.get_one(PolicyVersionRow, (run, version), with_for_update=True)
     if row.published_at is None:
         row.published_at, row.published_bytes = func.now(), num_bytes

@@ -1,4 +1,4 @@
-"""One engine a process, short transactions, UTC."""
+"""Connection pools, one per process, and short transactions in UTC."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 Database = Engine
-"""SQLAlchemy's name for a pool of connections; here an engine is what samples tokens."""
+"""SQLAlchemy's connection pool. It goes by this name because in Gyre an engine is what samples tokens."""
 
 CONNECT_S = 10
 OPTIONS = "-c timezone=UTC -c statement_timeout=60000"
-"""Of every connection: a statement times out after 60 s."""
+"""Server settings of every connection; the timeout is in milliseconds."""
 KEEPALIVES: dict[str, Any] = {
     "keepalives": 1,
     "keepalives_idle": 10,
@@ -20,14 +20,16 @@ KEEPALIVES: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""libpq's settings of every connection: a host that says nothing for half a minute is gone. The statement's
-own time counts at the server; without these a thread waits for hours behind a network that drops packets."""
+"""libpq settings of every connection: a host that is silent for half a minute counts as gone. The statement
+timeout runs at the server, so without these a thread would wait for hours on a network that drops packets.
+``tcp_user_timeout`` is in milliseconds, the others in seconds."""
 
 
 def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Database:
-    """An engine over psycopg 3. ``dsn`` is a libpq URL; statements time out after 60 s.
+    """Open a pool of psycopg 3 connections. ``dsn`` is a libpq URL; statements time out after 60 s.
 
-    Without ``pre_ping`` a transaction saves a round trip, and its caller repeats it when Postgres restarted.
+    Without ``pre_ping`` each transaction saves a round trip, but its caller must repeat it after Postgres
+    restarted.
     """
     url = dsn.replace("postgresql://", "postgresql+psycopg://", 1)
     return create_engine(
@@ -42,7 +44,7 @@ def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Database:
 
 
 @contextmanager
-def transaction(engine: Database) -> Generator[Session]:
-    """A session that commits when the block ends and rolls back when it raises."""
-    with Session(engine, expire_on_commit=False) as session, session.begin():
+def transaction(database: Database) -> Generator[Session]:
+    """Open a session that commits when the block ends and rolls back when it raises."""
+    with Session(database, expire_on_commit=False) as session, session.begin():
         yield session

@@ -1,4 +1,4 @@
-"""Snapshots of sealed attempts: one each, written once."""
+"""Snapshots: one per sealed attempt, written once."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from gyre.contracts.lifecycle import AttemptStatus
 
 
 def require_sealed(session: Session, attempt: AttemptId) -> AttemptRow:
-    """The attempt's row. Raises Fenced while it is open: its harness may still write."""
+    """Return the attempt's row. Raises Fenced while it is open, because its harness may still write."""
     row = session.get(AttemptRow, attempt)
     if row is None or row.status != AttemptStatus.SEALED:
         raise Fenced(f"{attempt} is not sealed, so its work cannot be captured")
@@ -21,11 +21,12 @@ def require_sealed(session: Session, attempt: AttemptId) -> AttemptRow:
 
 
 def of_attempt(session: Session, attempt: AttemptId) -> SnapshotRow | None:
-    """The attempt's snapshot, if it left one."""
+    """Return the attempt's snapshot, or None."""
     return session.scalars(select(SnapshotRow).where(SnapshotRow.attempt_id == attempt)).first()
 
 
 def get(session: Session, snapshot: SnapshotId) -> SnapshotRow | None:
+    """Return a snapshot, or None."""
     return session.get(SnapshotRow, snapshot)
 
 
@@ -33,9 +34,9 @@ def record(
     session: Session, attempt: AttemptId, *, blob_key: str, num_files: int, num_bytes: int,
     manifest: dict[str, Any],
 ) -> SnapshotRow:  # fmt: skip
-    """Write the snapshot's row (again: returns the row as it is).
+    """Write the snapshot's row and return it; a repeat returns the existing row unchanged.
 
-    Raises Fenced if the attempt is not sealed. ``blob_key`` must be a confirmed blob.
+    ``blob_key`` must name a confirmed blob. Raises Fenced if the attempt is not sealed.
     """
     require_sealed(session, attempt)
     values = {"id": snapshot_id(attempt), "attempt_id": attempt, "execution_id": execution_of(attempt)}

@@ -1,1 +1,5 @@
-"""Alembic migrations."""
+"""Alembic migrations: the schema, step by step.
+
+env.py      connect Alembic to the models
+versions/   one migration per schema change
+"""

@@ -1,4 +1,4 @@
-"""Alembic environment: the target is db.base.Base, the URL comes from the caller."""
+"""Alembic's environment: it compares the database at the caller's URL with the models of `db.models`."""
 
 from alembic import context
 from sqlalchemy import engine_from_config, pool

@@ -1,4 +1,11 @@
-"""The tables, by aggregate."""
+"""The tables, grouped by aggregate. A class named …Row is one table.
+
+cells.py      cells, role transitions, leases, waits
+rollouts.py   groups, executions, attempts, snapshots, rewards
+runs.py       runs, configuration revisions, tasks
+training.py   batches, micro-steps, contributions, versions
+trees.py      model calls and prefix tree nodes
+"""
 
 from db.models.cells import CellRow, CellTransitionRow, LeaseRow, WaitRow
 from db.models.rollouts import (

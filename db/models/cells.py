@@ -1,4 +1,4 @@
-"""Cells, leases and waits."""
+"""Tables of cells, role transitions, leases and waits."""
 
 from datetime import datetime
 
@@ -10,6 +10,8 @@ from gyre.contracts.lifecycle import CellRole
 
 
 class CellRow(Base):
+    """A cell: its role, its current epoch and what its engine serves."""
+
     __tablename__ = "cell"
     __table_args__ = (one_of("role", CellRole),)
 
@@ -19,18 +21,20 @@ class CellRow(Base):
     """0 is the core."""
     role: Mapped[str] = mapped_column(default=CellRole.ROLLOUT)
     epoch: Mapped[int] = mapped_column(default=0)
-    """Minted here at every start of the supervisor, engine or trainer."""
+    """Fencing number, incremented at every start of the supervisor, engine or trainer."""
     capacity: Mapped[int]
-    """Concurrent executions it serves (C_e)."""
+    """Number of executions it serves at the same time (C_e)."""
     engine_url: Mapped[str | None]
     """None while no engine answers."""
     engine_version: Mapped[int | None]
-    """Policy version the engine verified last."""
+    """The newest policy version that the engine has verified."""
     host: Mapped[str | None]
     updated_at: Mapped[datetime] = created()
 
 
 class CellTransitionRow(Base):
+    """One role change of a cell, written once per command."""
+
     __tablename__ = "cell_transition"
     __table_args__ = (one_of("to_role", CellRole),)
 
@@ -44,7 +48,7 @@ class CellTransitionRow(Base):
 
 
 class LeaseRow(Base):
-    """A named lease with a fencing epoch; times are Postgres ``now()``."""
+    """A named lease with a fencing epoch. Times are those of Postgres."""
 
     __tablename__ = "lease"
 
@@ -55,12 +59,12 @@ class LeaseRow(Base):
 
 
 class WaitRow(Base):
-    """Something that waits: what for, since when, whose it is and how long it should take."""
+    """A wait in progress: whose it is, what it waits for, since when, and how long it should take."""
 
     __tablename__ = "wait"
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    """``<owner>:<what>``, so that a repeated wait keeps its age."""
+    """``<owner>:<waits_for>``, so that a repeated wait keeps its age."""
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id"), index=True)
     owner: Mapped[str]
     waits_for: Mapped[str]

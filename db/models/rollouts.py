@@ -1,4 +1,4 @@
-"""Query groups, executions, attempts and what they leave behind."""
+"""Tables of query groups, executions, attempts, and their snapshots, evaluations and rewards."""
 
 from datetime import datetime
 from typing import Any
@@ -19,6 +19,8 @@ from gyre.contracts.lifecycle import (
 
 
 class QueryGroupRow(Base):
+    """A group of executions of one task, dispatched together."""
+
     __tablename__ = "query_group"
     __table_args__ = (
         UniqueConstraint("run_id", "index"),
@@ -37,13 +39,15 @@ class QueryGroupRow(Base):
     status: Mapped[str] = mapped_column(default=GroupStatus.RUNNING)
     drop_reason: Mapped[str | None]
     policy_version: Mapped[int]
-    """At dispatch."""
+    """The newest policy version at dispatch."""
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batch.id"), index=True)
     dispatched_at: Mapped[datetime] = created()
     ready_at: Mapped[datetime | None]
 
 
 class ExecutionRow(Base):
+    """One rollout of a group. It may take several attempts and gets exactly one disposition."""
+
     __tablename__ = "execution"
     __table_args__ = (
         UniqueConstraint("group_id", "index"),
@@ -69,7 +73,7 @@ class ExecutionRow(Base):
 
 
 class AttemptRow(Base):
-    """One try of an execution. Writers lock the open row FOR SHARE in their own transaction."""
+    """One attempt at an execution. Writers lock the open row FOR SHARE in their own transaction."""
 
     __tablename__ = "attempt"
     __table_args__ = (UniqueConstraint("execution_id", "number"), one_of("status", AttemptStatus))
@@ -83,13 +87,13 @@ class AttemptRow(Base):
     end_reason: Mapped[str | None]
     exit_code: Mapped[int | None]
     failure: Mapped[str | None]
-    """``boundary: sentence`` when the attempt ended by failure of infrastructure."""
+    """``boundary: sentence`` if infrastructure ended the attempt."""
     opened_at: Mapped[datetime] = created()
     sealed_at: Mapped[datetime | None]
 
 
 class BlobRow(Base):
-    """Only a confirmed row proves that an object exists in S3."""
+    """An object in S3. Only a confirmed row proves that it exists."""
 
     __tablename__ = "blob"
     __table_args__ = (one_of("status", BlobStatus),)
@@ -104,6 +108,8 @@ class BlobRow(Base):
 
 
 class SnapshotRow(Base):
+    """The work that a sealed attempt left behind."""
+
     __tablename__ = "snapshot"
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -112,13 +118,15 @@ class SnapshotRow(Base):
     blob_key: Mapped[str] = mapped_column(ForeignKey("blob.key"))
     num_files: Mapped[int]
     num_bytes: Mapped[int]
-    """Of the files, unpacked."""
+    """Total size of the files, unpacked."""
     manifest: Mapped[dict[str, Any]]
-    """What was captured and what was not."""
+    """Lists of what was captured and what was left out."""
     taken_at: Mapped[datetime] = created()
 
 
 class EvaluationRow(Base):
+    """One evaluation of a snapshot, over one or more tries."""
+
     __tablename__ = "evaluation"
     __table_args__ = (UniqueConstraint("execution_id", "number"), one_of("status", EvaluationStatus))
 
@@ -130,18 +138,20 @@ class EvaluationRow(Base):
     num_tries: Mapped[int] = mapped_column(default=0)
     failure: Mapped[str | None]
     output_tail: Mapped[str | None]
-    """Last 4 KiB of what the evaluator printed."""
+    """Last 4 KiB of the evaluator's output."""
     started_at: Mapped[datetime] = created()
     ended_at: Mapped[datetime | None]
 
 
 class RewardRow(Base):
+    """A reward in [0, 1]; never changed once written."""
+
     __tablename__ = "reward"
     __table_args__ = (CheckConstraint("value >= 0 AND value <= 1", name="value_in_unit"),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     execution_id: Mapped[str] = mapped_column(ForeignKey("execution.id"), index=True)
     evaluation_id: Mapped[str | None] = mapped_column(ForeignKey("evaluation.id"), unique=True)
-    """None for work that ran and left nothing behind, which is scored 0."""
+    """None for an execution that ran and left nothing behind, which is scored 0."""
     value: Mapped[float]
     created_at: Mapped[datetime] = created()

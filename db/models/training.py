@@ -1,4 +1,4 @@
-"""Trajectories, batches, micro-steps, contributions, versions and checkpoints."""
+"""Tables of trajectories, batches, micro-steps, contributions, checkpoints and versions."""
 
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from gyre.contracts.lifecycle import (
 
 
 class BatchRow(Base):
-    """Everything the update that makes ``version`` needs; it can be redone from its rows."""
+    """The batch of the update that makes ``version``. The update can be redone from its rows."""
 
     __tablename__ = "batch"
     __table_args__ = (UniqueConstraint("run_id", "version"), one_of("status", BatchStatus))
@@ -26,28 +26,28 @@ class BatchRow(Base):
     version: Mapped[int]
     status: Mapped[str] = mapped_column(default=BatchStatus.OPEN)
     num_executions: Mapped[int]
-    """M, the scored executions in it."""
+    """M, the number of scored executions in the batch."""
     metrics: Mapped[dict[str, Any] | None]
     opened_at: Mapped[datetime] = created()
     trained_at: Mapped[datetime | None]
 
 
 class BatchExecutionRow(Base):
-    """Freezes the reward that each scored execution trains on."""
+    """A scored execution in a batch, with the frozen reward that it trains on."""
 
     __tablename__ = "batch_execution"
 
     batch_id: Mapped[str] = mapped_column(ForeignKey("batch.id"), primary_key=True)
     execution_id: Mapped[str] = mapped_column(ForeignKey("execution.id"), primary_key=True)
     reward_id: Mapped[str] = mapped_column(ForeignKey("reward.id"))
-    """The execution's own, but for the permuted control."""
+    """The execution's own reward, except under the permuted control."""
     advantage: Mapped[float]
     num_targets: Mapped[int]
-    """|T_i|, over all its trajectories."""
+    """|T_i|, the number of target tokens over all its trajectories."""
 
 
 class TrajectoryRow(Base):
-    """One extracted root-to-leaf path; its targets overlap with no other trajectory's."""
+    """One extracted root-to-leaf path. Its targets do not overlap with any other trajectory's."""
 
     __tablename__ = "trajectory"
     __table_args__ = (UniqueConstraint("execution_id", "index"),)
@@ -59,13 +59,15 @@ class TrajectoryRow(Base):
     leaf_node_id: Mapped[str] = mapped_column(ForeignKey("tree_node.id"))
     role: Mapped[str]
     num_tokens: Mapped[int]
-    """Length of the path."""
+    """Length of the path in tokens."""
     num_targets: Mapped[int]
     target_node_ids: Mapped[list[Any]]
-    """Sampled nodes on the path whose tokens are targets here."""
+    """The sampled nodes on the path whose tokens this trajectory trains."""
 
 
 class MicroStepRow(Base):
+    """The unit of work that one cell claims: some of a batch's trajectories, to be scored or trained."""
+
     __tablename__ = "micro_step"
     __table_args__ = (one_of("status", MicroStepStatus), one_of("kind", MicroStepKind))
 
@@ -74,16 +76,16 @@ class MicroStepRow(Base):
     kind: Mapped[str] = mapped_column(default=MicroStepKind.GRAD)
     trajectory_ids: Mapped[list[Any]]
     num_tokens: Mapped[int]
-    """Tokens before some target of these trajectories; what they share is computed, and counted, once."""
+    """Tokens that a target of these trajectories depends on. Shared ones are computed, and counted, once."""
     status: Mapped[str] = mapped_column(default=MicroStepStatus.OPEN)
     claimed_by: Mapped[str | None]
-    """``<cell>/<epoch>`` of the cell that works on it."""
+    """``<cell>/<epoch>`` of the claimant."""
     claimed_at: Mapped[datetime | None]
     done_at: Mapped[datetime | None]
 
 
 class ContributionRow(Base):
-    """What one cell claimed and computed in a batch: accepted or void as a whole."""
+    """The gradient that one cell computed for a batch: accepted or void as a whole."""
 
     __tablename__ = "contribution"
     __table_args__ = (
@@ -98,12 +100,14 @@ class ContributionRow(Base):
     cell_epoch: Mapped[int]
     micro_steps: Mapped[list[Any]]
     sha256: Mapped[str]
-    """Of the un-normalised gradient sum, float32 in parameter order."""
+    """SHA-256 of the un-normalised gradient sum, float32 in parameter order."""
     status: Mapped[str] = mapped_column(default=ContributionStatus.SENT)
     created_at: Mapped[datetime] = created()
 
 
 class CheckpointRow(Base):
+    """The stored weights and optimizer state of a version."""
+
     __tablename__ = "checkpoint"
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -111,16 +115,16 @@ class CheckpointRow(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("run.id"), index=True)
     version: Mapped[int]
     weights_key: Mapped[str] = mapped_column(ForeignKey("blob.key"))
-    """model.safetensors in Hugging Face names."""
+    """Object with model.safetensors under Hugging Face names."""
     optimizer_key: Mapped[str | None] = mapped_column(ForeignKey("blob.key"))
     sha256: Mapped[str]
-    """Of the flat weights payload that is published; equal to policy_version.sha256."""
+    """SHA-256 of the flat weights payload that is published; equal to policy_version.sha256."""
     num_bytes: Mapped[int]
     created_at: Mapped[datetime] = created()
 
 
 class PolicyVersionRow(Base):
-    """An update is completed when this row is committed; only then may anyone read the version."""
+    """A completed policy version. Its update is complete, and readable, once this row is committed."""
 
     __tablename__ = "policy_version"
 
@@ -132,6 +136,6 @@ class PolicyVersionRow(Base):
     """None for version 0, the model the run started from."""
     created_at: Mapped[datetime] = created()
     published_at: Mapped[datetime | None]
-    """When every serving engine had verified it."""
+    """When every serving engine had verified the version."""
     published_bytes: Mapped[int | None]
-    """Bytes that engines pulled over Mooncake for it."""
+    """Bytes that engines pulled over Mooncake to get it."""

@@ -1,4 +1,4 @@
-"""initial tables"""
+"""Create the initial tables."""
 
 from collections.abc import Sequence
 
@@ -582,7 +582,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("batch_id", "execution_id", name=op.f("pk_batch_execution")),
     )
 
-    # Cycles between tables: added when both sides exist.
+    # These foreign keys close cycles between tables, so both sides must exist first.
     op.create_foreign_key("fk_execution_reward_id", "execution", "reward", ["reward_id"], ["id"])
     op.create_foreign_key(
         "fk_model_call_context_node_id",

@@ -1,4 +1,4 @@
-"""when a run was last resumed"""
+"""Record when a run was last resumed."""
 
 from collections.abc import Sequence
 
