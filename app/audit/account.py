@@ -1,4 +1,4 @@
-"""Dispositions, the account of groups, and what failed on the way."""
+"""Audit dispositions, the account of groups, and failures along the way."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -18,25 +18,32 @@ from gyre.contracts.lifecycle import (
 )
 
 SEALED = "is sealed"
-"""In the failure of a call that came back after its attempt was sealed: nobody waits for it any more."""
+"""Part of the failure of a call that ended after its attempt was sealed. Nobody waits for such a call."""
 
 
 class Interruptions(NamedTuple):
-    """What went wrong while harnesses ran."""
+    """Counts of what went wrong while harnesses ran."""
 
     executions: int
-    """Executions one of whose model calls failed while its harness waited for it."""
+    """Executions in which a model call failed while the harness waited for it."""
     discarded_tokens: int
-    """Sampled, then thrown away."""
+    """Tokens that were sampled and then thrown away."""
     harness_errors: int
     """Attempts that infrastructure ended."""
 
 
 def check_dispositions(rows: RunRows, findings: Findings) -> None:
-    """One disposition for each execution, a valid reward behind each score, all N in each group."""
+    """Check that every execution has one disposition, every score a valid reward, every group all members."""
     rewards = {reward.id: reward for reward in rows.rewards}
     for execution in rows.executions:
-        _check_disposition(execution, rows.status, findings)
+        terminal = execution.status == ExecutionStatus.TERMINAL
+        disposed = execution.disposition in set(Disposition)
+        consistent = terminal == disposed == (execution.terminal_at is not None)
+        findings.require(
+            "every_execution_disposed",
+            consistent and (terminal or rows.status != RunStatus.FINISHED),
+            f"{execution.id} is {execution.status} with disposition {execution.disposition}",
+        )
         if execution.disposition == Disposition.SCORED:
             _check_reward(execution, rewards.get(execution.reward_id or ""), findings)
     for group, members in _members(rows):
@@ -45,15 +52,6 @@ def check_dispositions(rows: RunRows, findings: Findings) -> None:
             len(members) == group.size,
             f"{group.id} has {len(members)} executions, not {group.size}",
         )
-
-
-def _check_disposition(execution: AuditExecution, run_status: str, findings: Findings) -> None:
-    terminal = execution.status == ExecutionStatus.TERMINAL
-    disposed = execution.disposition in set(Disposition)
-    sentence = f"{execution.id} is {execution.status} with disposition {execution.disposition}"
-    consistent = terminal == disposed == (execution.terminal_at is not None)
-    over = run_status != RunStatus.FINISHED or terminal
-    findings.require("every_execution_disposed", consistent and over, sentence)
 
 
 def _check_reward(execution: AuditExecution, reward: AuditReward | None, findings: Findings) -> None:
@@ -74,11 +72,11 @@ def _check_reward(execution: AuditExecution, reward: AuditReward | None, finding
 
 
 def check_account(rows: RunRows, findings: Findings) -> None:
-    """Each dispatched train group is trained, ready, assigned, running or dropped, and is what it says."""
+    """Check that a train group's status fits its batch and executions, and no held-out group has a batch."""
     batches = {batch.id: batch.status for batch in rows.batches}
     for group, members in _members(rows):
         if group.purpose != Purpose.TRAIN:
-            sentence = f"{group.id} is held out and in {group.batch_id}"
+            sentence = f"{group.id} is held out but belongs to {group.batch_id}"
             findings.require("account_balances", group.batch_id is None, sentence)
             continue
         unfinished = sum(member.status != ExecutionStatus.TERMINAL for member in members)
@@ -98,9 +96,9 @@ def check_account(rows: RunRows, findings: Findings) -> None:
 
 
 def count_interruptions(rows: RunRows, findings: Findings) -> Interruptions:
-    """Executions interrupted, sampled tokens discarded and attempts that infrastructure ended.
+    """Count interrupted executions, discarded sampled tokens and attempts that infrastructure ended.
 
-    A call that ends because its own harness is gone interrupts nobody.
+    A call that fails because its own harness is gone interrupts nobody and does not count.
     """
     gone = {EndReason.TIME_LIMIT, EndReason.CANCELLED, EndReason.SANDBOX_LOST}
     ended = {attempt.id for attempt in rows.attempts if attempt.end_reason in gone}
@@ -122,21 +120,23 @@ def count_interruptions(rows: RunRows, findings: Findings) -> Interruptions:
             "sampled_tokens_kept", count == 0, f"{count} sampled tokens of {name} were thrown away"
         )
     interrupted = {call.execution_id for call in failed}
-    return Interruptions(len(interrupted), sum(discarded.values()), _count_errors(rows, findings))
+    harness_errors = sum(attempt.failure is not None for attempt in rows.attempts)
+    return Interruptions(len(interrupted), sum(discarded.values()), harness_errors)
 
 
-def _count_errors(rows: RunRows, findings: Findings) -> int:
-    """Attempts that infrastructure ended. They may happen; being scored for one may not."""
-    last = {attempt.execution_id: attempt for attempt in rows.attempts}  # ordered by attempt number
+def check_failures(rows: RunRows, findings: Findings) -> None:
+    """Check that no execution is scored for an attempt that infrastructure ended."""
+    # Rows come ordered by attempt number, so the last one of each execution remains.
+    last = {attempt.execution_id: attempt for attempt in rows.attempts}
     for execution in rows.executions:
         attempt = last.get(execution.id)
         if execution.disposition == Disposition.SCORED and attempt is not None:
-            sentence = f"{execution.id} is scored though {attempt.id} ended by failure: {attempt.failure}"
+            sentence = f"{execution.id} is scored, but {attempt.id} ended by a failure: {attempt.failure}"
             findings.require("failures_not_scored", attempt.failure is None, sentence)
-    return sum(attempt.failure is not None for attempt in rows.attempts)
 
 
 def _members(rows: RunRows) -> list[tuple[AuditGroup, list[AuditExecution]]]:
+    """Pair each group with its executions."""
     members: dict[str, list[AuditExecution]] = defaultdict(list)
     for execution in rows.executions:
         members[execution.group_id].append(execution)

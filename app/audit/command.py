@@ -1,4 +1,4 @@
-"""``gyre audit RUN``: an independent recount of a run from Postgres, S3 and Temporal."""
+"""The command `gyre audit RUN`: an independent recount of a run from Postgres, S3 and Temporal."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -26,20 +26,22 @@ from gyre.settings.state import state_dir
 def audit(
     run: Annotated[str, typer.Argument(help="The run's name.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    max_tokens: Annotated[int, typer.Option("--tokens", help="Sampled tokens to recompute.")] = MAX_TOKENS,
-    seed: Annotated[int, typer.Option(help="Chooses which calls are recomputed.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option("--tokens", help="Number of sampled tokens to recompute.")
+    ] = MAX_TOKENS,
+    seed: Annotated[int, typer.Option(help="Seed for the choice of calls to recompute.")] = 0,
 ) -> None:
-    """Recount a run from its rows, weights and histories; exit 0 if it is clean, 1 if not."""
+    """Recount a run from its rows, weights and histories. Exit with 0 if it is clean, with 1 if not."""
     name = run.removeprefix("run/")
     if not RUN_NAME.fullmatch(name):
         raise BadInput(f"no run {name[:60]!r} (`gyre runs` lists them)")
     services = services_of(state_dir(), name)
-    with _reachable(services):
+    with _explaining_outages(services):
         _require_run(services, name)
-    # Only now, because torch takes seconds to load.
+    # Imported late, because torch takes seconds to load.
     from app.audit.witness import audit_run
 
-    with _progress_on_stderr() as progress, _reachable(services):
+    with _progress_on_stderr() as progress, _explaining_outages(services):
         report = audit_run(services, name, max_tokens=max_tokens, seed=seed, progress=progress)
     if as_json:
         print(report.model_dump_json(indent=2))
@@ -49,32 +51,32 @@ def audit(
 
 
 def _require_run(services: Services, name: str) -> None:
-    engine = connect(services.postgres_dsn, pool_size=1)
+    database = connect(services.postgres_dsn, pool_size=1)
     try:
-        with transaction(engine) as session:
+        with transaction(database) as session:
             if not rows.has_run(session, name):
                 raise BadInput(f"no run '{name}' (`gyre runs` lists them)")
     finally:
-        engine.dispose()
+        database.dispose()
 
 
 @contextmanager
 def _progress_on_stderr() -> Generator[Progress]:
-    """A progress bar for each part of the audit."""
+    """Show a progress bar for each part of the audit."""
     with ProgressBar(console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
+        def show(part: str, done: int, total: int) -> None:
+            if part not in tasks:
+                tasks[part] = bar.add_task(part, total=total)
+            bar.update(tasks[part], completed=done)
 
         yield show
 
 
 @contextmanager
-def _reachable(services: Services) -> Generator[None]:
-    """Say in one sentence which service could not be read."""
+def _explaining_outages(services: Services) -> Generator[None]:
+    """Turn an unreachable Postgres or S3 into a BadInput of one sentence."""
     try:
         yield
     except OperationalError as error:

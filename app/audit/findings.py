@@ -1,4 +1,4 @@
-"""What the audit checks, and the sentences it writes about what it finds."""
+"""The audit's checks, and the violations it finds of each."""
 
 CHECKS = (
     "calls_rebuilt",
@@ -25,26 +25,29 @@ CHECKS = (
     "failures_not_scored",
     "payloads_small",
 )
-MAX_SENTENCES = 20  # a check: a run broken throughout should still give a report that can be read
+"""Names of the checks, in the order of the report; they are keys of its JSON."""
+MAX_SENTENCES = 20
+"""Limit per check, so that a badly broken run still gives a readable report."""
 
 
 class Findings:
-    """Collects violations by check, in the order they are found."""
+    """The violations found so far, per check and in the order they were found."""
 
     def __init__(self) -> None:
         self._sentences: dict[str, list[str]] = {name: [] for name in CHECKS}
 
     def require(self, check: str, holds: bool, sentence: str) -> bool:
-        """Note ``sentence`` against ``check`` unless it holds; returns ``holds``."""
+        """Record ``sentence`` as a violation of ``check`` unless it ``holds``; return ``holds``."""
         if not holds:
             self._sentences[check].append(sentence)
         return holds
 
     def checks(self) -> dict[str, bool]:
+        """Return whether each check holds."""
         return {name: not sentences for name, sentences in self._sentences.items()}
 
     def violations(self) -> list[str]:
-        """``<check>: <sentence>``, at most MAX_SENTENCES a check and one that says how many more."""
+        """Return ``<check>: <sentence>`` lines: at most MAX_SENTENCES per check, then how many more."""
         lines: list[str] = []
         for check, sentences in self._sentences.items():
             lines += [f"{check}: {sentence}" for sentence in sentences[:MAX_SENTENCES]]

@@ -1,4 +1,4 @@
-"""Reads every Temporal history of a run for the largest payload in it."""
+"""Find the largest payload in the Temporal histories of a run."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ CONNECT_S = 10
 
 
 def largest_payload_bytes(services: Services, run: RunId) -> int | None:
-    """Size in bytes of the largest payload, data and metadata; 0 without histories.
+    """Return the size of the largest payload, data and metadata, in bytes; 0 if there is no history.
 
-    None if Temporal cannot be reached or stops answering.
+    Return None if Temporal cannot be reached or stops answering.
     """
     return asyncio.run(_largest(services, run_workflow_id(run)))
 
@@ -35,12 +35,12 @@ async def _largest(services: Services, workflow_id: str) -> int | None:
                 largest = max([largest, *(payload.ByteSize() for payload in payloads(event))])
         return largest
     except (RPCError, RuntimeError, TimeoutError):
-        # RuntimeError is what the SDK's connection raises when no server answers.
+        # The SDK raises RuntimeError when no server answers its first connection.
         return None
 
 
 def payloads(message: Message) -> Iterator[Payload]:
-    """Every Payload anywhere inside a protobuf message."""
+    """Yield every Payload anywhere inside a protobuf message."""
     if isinstance(message, Payload):
         yield message
         return
@@ -50,6 +50,7 @@ def payloads(message: Message) -> Iterator[Payload]:
 
 
 def _messages(field: Any, value: Any) -> list[Message]:
+    """Return the messages that a field holds, be it single, repeated or a map."""
     if field.message_type is None:
         return []
     if not field.is_repeated:

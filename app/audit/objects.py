@@ -1,4 +1,4 @@
-"""Reads S3 objects for the audit: sizes and whole files, nothing else."""
+"""Read-only access to S3 objects: sizes and whole files."""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +14,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Bucket:
-    """The run's bucket. Errors of boto3 other than a missing object pass through."""
+    """The run's bucket. A missing object is None; other errors of boto3 pass through."""
 
     def __init__(self, services: Services) -> None:
         self._name = services.s3_bucket
@@ -28,7 +28,7 @@ class Bucket:
         )
 
     def num_bytes(self, key: str) -> int | None:
-        """Size of an object, or None if there is none."""
+        """Return the size of an object, or None if it is missing."""
         try:
             return self._s3.head_object(Bucket=self._name, Key=key)["ContentLength"]
         except ClientError as error:
@@ -37,7 +37,7 @@ class Bucket:
             raise
 
     def download(self, key: str, path: Path) -> str | None:
-        """Write the object to ``path`` and return its SHA-256, or None if there is none."""
+        """Write the object to ``path`` and return its SHA-256, or None if it is missing."""
         try:
             body = self._s3.get_object(Bucket=self._name, Key=key)["Body"]
         except ClientError as error:

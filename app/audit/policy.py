@@ -1,4 +1,4 @@
-"""Recomputes log-probabilities with transformers in fp32, and hashes published weights."""
+"""Recompute log-probabilities with transformers in fp32, and hash published weights."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from gyre.contracts.errors import BadInput
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a safetensors file by Hugging Face name, or None if it is not one."""
+    """Return a safetensors file's tensors by Hugging Face name, or None if it is not such a file."""
     try:
         return load_file(path)
     except SafetensorError:
@@ -25,7 +25,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor] | None:
 
 
 def payload_sha256(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> str:
-    """SHA-256 over the tensors in sorted name order, contiguous little-endian bytes in ``dtype``."""
+    """Return the SHA-256 over the tensors, cast to ``dtype``, as little-endian bytes in order of name."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         flat = tensors[name].to(dtype).contiguous().reshape(-1)
@@ -34,10 +34,10 @@ def payload_sha256(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> s
 
 
 class Scorer:
-    """One transformers model in fp32 on the CPU that takes the weights of one version after another."""
+    """A transformers model in fp32 on the CPU, loaded with one version's weights after another."""
 
     def __init__(self, model_path: str) -> None:
-        """Raises BadInput if ``model_path`` holds no model configuration."""
+        """Build the model. Raises BadInput if ``model_path`` holds no readable model configuration."""
         try:
             config = AutoConfig.from_pretrained(model_path)
         except (OSError, ValueError) as error:
@@ -46,7 +46,7 @@ class Scorer:
         self._model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
-        """Take these weights. Returns a sentence if they are not the model's, else None."""
+        """Load these weights. Return a sentence if they do not fit the model, else None."""
         tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set[str]()
         shapes = {name: tuple(value.shape) for name, value in self._model.state_dict().items()}
         missing = sorted(shapes.keys() - tensors.keys() - tied)
@@ -58,32 +58,33 @@ class Scorer:
         return None
 
     def gaps(self, version: int, calls: Iterable[RebuiltCall]) -> NDArray[np.float64]:
-        """|recorded - recomputed| of the tokens that ``version`` sampled in ``calls``.
-
-        The loaded weights must be that version's. Mixed-KV tokens are left out.
+        """Return |recorded - recomputed| for the tokens that ``version`` sampled in ``calls``, mixed-KV ones
+        left out. The loaded weights must be that version's.
         """
         parts = [np.abs(self.logprobs(call) - call.logprobs)[owned(call, version)] for call in calls]
         return np.concatenate([np.empty(0), *parts])
 
     @torch.inference_mode()
     def logprobs(self, call: RebuiltCall) -> NDArray[np.float64]:
-        """Log-probabilities of the output tokens at the call's temperature, one a token.
+        """Return one log-probability per output token, at the call's temperature.
 
-        Minus infinity for what no engine could have sampled: ids outside the vocabulary, or no input.
+        Minus infinity stands for output that no engine could have sampled: ids outside the vocabulary, or
+        no input.
         """
         num_output = len(call.output_ids)
         ids = torch.from_numpy(np.concatenate([call.input_ids, call.output_ids]).astype(np.int64))
         known = (ids >= 0) & (ids < self._model.config.vocab_size)
         if num_output == 0 or len(call.input_ids) == 0 or not known.all():
             return np.full(num_output, -np.inf)
-        # The last token predicts nothing here; of the rest only the final num_output positions do.
+        # Position i predicts token i + 1, so the last token is not needed as input, and only the last
+        # num_output positions predict output.
         logits = self._model(ids[None, :-1], logits_to_keep=num_output, use_cache=False).logits[0]
         scores = torch.log_softmax(logits / call.temperature, dim=-1)
         return scores.gather(1, ids[-num_output:, None])[:, 0].double().numpy()
 
 
 def owned(call: RebuiltCall, version: int) -> NDArray[np.bool_]:
-    """Which output tokens ``version`` sampled over KV of its own."""
+    """Return a mask of the output tokens that ``version`` sampled over its own KV."""
     owners = np.repeat([v for v, _ in call.versions], [n for _, n in call.versions])
     clean = np.arange(len(owners)) < len(owners) - call.mixed_kv_tokens
     return (owners == version) & clean

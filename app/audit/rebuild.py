@@ -1,4 +1,4 @@
-"""Rebuilds what went into the engine and what came out of it from the prefix tree alone."""
+"""Rebuild the input and output of model calls from the prefix tree alone."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,22 +23,22 @@ class Piece(NamedTuple):
 
 
 class RebuiltCall(NamedTuple):
-    """A committed call as its hashes say it was."""
+    """A committed call, rebuilt from the tree."""
 
     call_id: str
     input_ids: NDArray[np.int32]
     output_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    """Recorded, one an output token."""
+    """Recorded log-probabilities, one per output token."""
     versions: list[list[int]]
     """``[[policy_version, num_tokens], ...]``, in order."""
     mixed_kv_tokens: int
-    """The last so many output tokens were sampled over KV of an older version."""
+    """Number of output tokens, at the end, that were sampled over KV of an older version."""
     temperature: float
 
 
 def path_to(nodes: Mapping[str, AuditNode], leaf: str, taken: int | None = None) -> list[Piece]:
-    """The pieces from the root to ``leaf``, of which the first ``taken`` tokens count (None: all).
+    """Return the pieces from the root to the first ``taken`` tokens of ``leaf`` (None: all of them).
 
     Raises ValueError with a sentence if the chain of parents is broken.
     """
@@ -58,27 +58,23 @@ def path_to(nodes: Mapping[str, AuditNode], leaf: str, taken: int | None = None)
         pieces.append(Piece(node, length))
         name, taken = node.parent_id, node.parent_offset
     pieces.reverse()
-    _check_joints(pieces)
-    return pieces
-
-
-def _check_joints(pieces: list[Piece]) -> None:
     position = 0
     for piece in pieces:
         if piece.node.attempt_id != pieces[0].node.attempt_id:
             raise ValueError(f"{piece.node.id} continues a node of another attempt")
         if piece.node.position != position:
-            raise ValueError(f"{piece.node.id} says position {piece.node.position}, its path {position}")
+            raise ValueError(f"{piece.node.id} records position {piece.node.position}, but is at {position}")
         position += piece.taken
+    return pieces
 
 
 def ids_of(pieces: list[Piece]) -> bytes:
-    """Token ids along a path, int32 little-endian."""
+    """Return the token ids along a path, int32 little-endian."""
     return b"".join(piece.id_bytes for piece in pieces)
 
 
 def rebuild(call: AuditCall, nodes: Mapping[str, AuditNode]) -> tuple[RebuiltCall, list[str]]:
-    """The call and a sentence for each way in which it differs from its own record.
+    """Rebuild the call, and write a sentence for each way in which it differs from its own record.
 
     Raises ValueError if the tree does not hold what the call names.
     """
@@ -98,12 +94,13 @@ def rebuild(call: AuditCall, nodes: Mapping[str, AuditNode]) -> tuple[RebuiltCal
         logprobs=np.frombuffer(sampled.logprobs, "<f4"),
         versions=sampled.versions or [],
         mixed_kv_tokens=sampled.mixed_kv_tokens,
-        temperature=call.temperature or 1.0,  # log-probabilities of a greedy call are those at 1
+        temperature=call.temperature or 1.0,  # a greedy call records log-probabilities at temperature 1
     )
     return rebuilt, _differences(call, rebuilt, sampled, ids_of(before))
 
 
 def _differences(call: AuditCall, rebuilt: RebuiltCall, sampled: AuditNode, before: bytes) -> list[str]:
+    """Compare a rebuilt call with its record; ``before`` are the ids that its answer hangs on in the tree."""
     input_bytes = rebuilt.input_ids.tobytes()
     output_bytes = sampled.token_ids + (sampled.logprobs or b"")
     num_input, num_output = len(rebuilt.input_ids), len(rebuilt.output_ids)
@@ -111,15 +108,15 @@ def _differences(call: AuditCall, rebuilt: RebuiltCall, sampled: AuditNode, befo
     found = {
         "its input ids do not have the recorded hash": _sha256(input_bytes) != call.input_sha256,
         "its output does not have the recorded hash": _sha256(output_bytes) != call.output_sha256,
-        "its answer hangs on another context than it was sampled in": before != input_bytes,
+        "its answer hangs on a context other than the one it was sampled in": before != input_bytes,
         "its answer is another call's node": sampled.call_id != call.id,
-        f"it counts {call.num_input_tokens} input tokens, the tree {num_input}": (
+        f"it counts {call.num_input_tokens} input tokens, but the tree has {num_input}": (
             call.num_input_tokens != num_input
         ),
-        f"it counts {call.num_output_tokens} output tokens, the tree {num_output}": (
+        f"it counts {call.num_output_tokens} output tokens, but the tree has {num_output}": (
             call.num_output_tokens != num_output
         ),
-        "it has not one log-probability a token": len(rebuilt.logprobs) != num_output,
+        "it does not have one log-probability per token": len(rebuilt.logprobs) != num_output,
         f"it names the versions of {num_versioned} of its {num_output} tokens": num_versioned != num_output,
     }
     return [sentence for sentence, wrong in found.items() if wrong]

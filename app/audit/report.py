@@ -1,4 +1,4 @@
-"""The result of an audit: the stable JSON document and the table that people see."""
+"""The audit's report: a stable JSON document, and a table for people."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 MAX_PAYLOAD_BYTES = 16 << 10
-"""No token travels through Temporal: workflows exchange ids only."""
+"""Limit per Temporal payload: workflows exchange ids, never tokens."""
 
 
 class AuditReport(BaseModel):
-    """Numbers of the witness. The run is clean when ``violations`` is empty."""
+    """The numbers and checks of an audit. The run is clean when ``violations`` is empty."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -20,7 +20,7 @@ class AuditReport(BaseModel):
     calls: int
     """Committed model calls."""
     coverage: float
-    """Share of them that was rebuilt from the tree and compared with its hashes."""
+    """Share of the committed calls that were rebuilt from the tree and compared with their hashes."""
     hash_mismatches: int
     """Calls whose ids, log-probabilities, context or counts differ from what they recorded."""
     tokens: int
@@ -29,32 +29,33 @@ class AuditReport(BaseModel):
     """Policy versions that sampled those tokens."""
     logprob_gap_mean: float | None
     logprob_gap_p999: float | None
-    """Of |recorded - recomputed|; None if no token was recomputed."""
+    """Mean and 99.9th percentile of |recorded - recomputed|; None if no token was recomputed."""
     mixed_kv_tokens: int
-    """Tokens of all calls sampled over KV of an older version; left out of the gap."""
+    """Tokens of all calls that were sampled over KV of an older version; they are left out of the gap."""
     targets_not_sampled: int
     targets_repeated: int
-    """In tokens."""
+    """Both targets_… numbers count tokens."""
     gradients_missing: int
     gradients_duplicated: int
-    """In trajectories."""
+    """Both gradients_… numbers count trajectories."""
     waterlevel_violations: int
     executions_interrupted: int
     sampled_tokens_discarded: int
     harness_errors: int
-    """Attempts that infrastructure ended: repeated, or else never scored."""
+    """Attempts that infrastructure ended. None of them may be scored."""
     largest_payload_bytes: int | None
-    """In all Temporal histories of the run; None if Temporal could not be read."""
+    """Largest payload in all Temporal histories of the run; None if Temporal could not be read."""
     checks: dict[str, bool]
     violations: list[str]
 
     @property
     def clean(self) -> bool:
+        """Whether the audit found no violation."""
         return not self.violations
 
 
 class ReportLine(NamedTuple):
-    """One line of the table: a number, what is allowed, and the checks that judge it."""
+    """A line of the table: a number of the report, its allowed value, and the checks that judge it."""
 
     name: str
     allowed: str
@@ -83,23 +84,18 @@ LINES = (
 
 
 def render(report: AuditReport) -> RenderableType:
-    """The numbers, then the checks that have no number, then the violations."""
+    """Lay out the numbers, then the checks that have no number, then the violations."""
     table = Table("name", "value", "allowed", "ok", title=f"audit of {report.run}", title_justify="left")
     for line in LINES:
         value = getattr(report, line.name)
         holds = all(report.checks[check] for check in line.checks)
-        table.add_row(line.name, _number(value), line.allowed, _mark(holds) if line.checks else "")
+        shown = "not read" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+        table.add_row(line.name, shown, line.allowed, _mark(holds) if line.checks else "")
     numbered = {check for line in LINES for check in line.checks}
     for check, holds in report.checks.items():
         if check not in numbered:
             table.add_row(check, "", "", _mark(holds))
     return Group(table, *(Text(violation, "red") for violation in report.violations))
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "not read"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _mark(holds: bool) -> Text:

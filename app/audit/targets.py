@@ -1,4 +1,4 @@
-"""Recounts training targets from the trees: sampled, on the path, in context, and at most once."""
+"""Recount training targets from the trees: each must be sampled, on its path, and used at most once."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from gyre.contracts.lifecycle import CallStatus, NodeKind
 
 @dataclass(frozen=True)
 class TargetCount:
-    """Of one execution, in tokens."""
+    """Faulty target tokens of one execution."""
 
     not_sampled: int = 0
     repeated: int = 0
@@ -27,7 +27,7 @@ def count_targets(
     calls: Mapping[str, AuditCall],
     findings: Findings,
 ) -> TargetCount:
-    """Check every trajectory of one execution, over all batches."""
+    """Check every trajectory of one execution, over all batches, and count its faulty targets."""
     uses: dict[str, list[int]] = defaultdict(list)
     not_sampled = 0
     for trajectory in trajectories:
@@ -42,7 +42,7 @@ def count_targets(
         findings.require(
             "targets_counted",
             num_targets == trajectory.num_targets,
-            f"{trajectory.id} says {trajectory.num_targets} targets, its nodes have {num_targets}",
+            f"{trajectory.id} records {trajectory.num_targets} targets, but its nodes have {num_targets}",
         )
     repeated = {name: sum(counts) - max(counts) for name, counts in uses.items()}
     for name, count in repeated.items():
@@ -53,7 +53,7 @@ def count_targets(
 def _path_lengths(
     trajectory: AuditTrajectory, nodes: Mapping[str, AuditNode], findings: Findings
 ) -> dict[str, int]:
-    """How many tokens of each node are on the trajectory's path; empty if the path is broken."""
+    """Return the number of each node's tokens on the trajectory's path; empty if the path is broken."""
     try:
         pieces = path_to(nodes, trajectory.leaf_node_id)
     except ValueError as error:
@@ -63,7 +63,7 @@ def _path_lengths(
     findings.require(
         "targets_counted",
         length == trajectory.num_tokens,
-        f"{trajectory.id} says {trajectory.num_tokens} tokens, its path has {length}",
+        f"{trajectory.id} records {trajectory.num_tokens} tokens, but its path has {length}",
     )
     return {piece.node.id: piece.taken for piece in pieces}
 
@@ -71,7 +71,10 @@ def _path_lengths(
 def _target_tokens(
     name: str, lengths: Mapping[str, int], nodes: Mapping[str, AuditNode], calls: Mapping[str, AuditCall]
 ) -> tuple[int, int]:
-    """(tokens that may be targets, tokens that may not) of a target node; an unknown node counts as one."""
+    """Return (tokens that may be targets, tokens that may not) of a target node.
+
+    An unknown node counts as one token that may not.
+    """
     node = nodes.get(name)
     if node is None:
         return 0, 1

@@ -1,4 +1,4 @@
-"""Batches, their frozen rewards, advantages, and gradients that were added exactly once."""
+"""Audit batches: their frozen rewards, their advantages, and that each gradient was added exactly once."""
 
 from collections import Counter, defaultdict
 from typing import NamedTuple
@@ -17,19 +17,19 @@ from gyre.contracts.lifecycle import (
 )
 
 MIN_RANGE = 1e-6
-"""Rewards of a group that lie closer together give advantage zero (the reference's formula)."""
+"""A group whose rewards differ by less has advantage zero, as in the reference's formula."""
 ADVANTAGE_TOLERANCE = 1e-6
 
 
 class Gradients(NamedTuple):
-    """Trajectories of trained batches, by how often their gradient entered the update."""
+    """Numbers of gradients, one per trajectory, that entered an update never or too often."""
 
     missing: int
     duplicated: int
 
 
 def check_batches(rows: RunRows, findings: Findings) -> None:
-    """M, the frozen rewards, the advantages and the target counts of every batch."""
+    """Check M, the frozen rewards, the advantages and the target counts of every batch."""
     rewards = {reward.id: reward for reward in rows.rewards}
     frozen: dict[str, list[AuditBatchExecution]] = defaultdict(list)
     for row in rows.batch_executions:
@@ -86,7 +86,10 @@ def _check_advantages(rows: RunRows, rewards: dict[str, AuditReward], findings: 
 
 
 def advantages(values: list[float], *, num_zeros: int = 0, normalise_std: bool = True) -> list[float]:
-    """(r - mean) / std of one group's frozen rewards, population std; zeros may join the baseline."""
+    """Return (r - mean) / std, with the population std, for one group's frozen rewards.
+
+    ``num_zeros`` placeholders join mean and std as rewards of zero.
+    """
     scored = np.asarray(values, np.float64)
     baseline = np.concatenate([scored, np.zeros(num_zeros)])
     if len(scored) < 2 or np.ptp(baseline) < MIN_RANGE:
@@ -96,23 +99,23 @@ def advantages(values: list[float], *, num_zeros: int = 0, normalise_std: bool =
 
 
 def _check_target_counts(rows: RunRows, findings: Findings) -> None:
-    """An execution's |T_i| is the sum over its trajectories, and only its own batch trains it."""
+    """Check that an execution's |T_i| is the sum over its trajectories, all in its own batch."""
     counted: Counter[tuple[str, str]] = Counter()
     for trajectory in rows.trajectories:
         counted[trajectory.batch_id, trajectory.execution_id] += trajectory.num_targets
-    said = {(row.batch_id, row.execution_id): row.num_targets for row in rows.batch_executions}
-    for pair in sorted(said.keys() | counted.keys()):
+    recorded = {(row.batch_id, row.execution_id): row.num_targets for row in rows.batch_executions}
+    for pair in sorted(recorded.keys() | counted.keys()):
         findings.require(
             "targets_counted",
-            said.get(pair) == counted[pair],
-            f"{pair[1]} has {said.get(pair)} targets in {pair[0]}, its trajectories {counted[pair]}",
+            recorded.get(pair) == counted[pair],
+            f"{pair[1]} records {recorded.get(pair)} targets in {pair[0]}, its trajectories {counted[pair]}",
         )
 
 
 def count_gradients(rows: RunRows, findings: Findings) -> Gradients:
-    """How often each trajectory of a trained batch entered the update: it must be once.
+    """Check that each trajectory of a trained batch entered the update exactly once; count the others.
 
-    It enters by each accepted contribution to each finished ``grad`` micro-step that holds it.
+    It enters once per accepted contribution to a finished ``grad`` micro-step that holds it.
     """
     trained = {batch.id for batch in rows.batches if batch.status == BatchStatus.TRAINED}
     accepted = _accepted_steps(rows, trained, findings)
@@ -136,7 +139,7 @@ def count_gradients(rows: RunRows, findings: Findings) -> Gradients:
 
 
 def _accepted_steps(rows: RunRows, trained: set[str], findings: Findings) -> Counter[tuple[str, int]]:
-    """How many accepted contributions hold each (batch, micro-step)."""
+    """Count the accepted contributions that hold each (batch, micro-step)."""
     known = {(step.batch_id, step.number) for step in rows.micro_steps}
     accepted: Counter[tuple[str, int]] = Counter()
     for contribution in rows.contributions:

@@ -1,4 +1,4 @@
-"""Goes through the trees of a run, one execution at a time: every committed call, every target."""
+"""Walk the trees of a run, one execution at a time, over every committed call and every target."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -15,18 +15,18 @@ from db.audit import AuditCall, AuditNode, RunRows
 from gyre.contracts.lifecycle import CallStatus
 
 Progress = Callable[[str, int, int], None]
-"""Told (what, done, of how many) as the audit goes on."""
+"""Called with (part, done, total) as the audit proceeds."""
 R = TypeVar("R")
 
 
 @dataclass
 class TreeResult:
-    """What the walk over all trees found."""
+    """Totals of the walk over all trees."""
 
     num_calls: int = 0
-    """Committed."""
+    """Committed calls."""
     num_compared: int = 0
-    """Of them, rebuilt from the tree and compared with their hashes."""
+    """Committed calls that were rebuilt from the tree and compared with their hashes."""
     hash_mismatches: int = 0
     """Compared calls that differ from their record."""
     targets: TargetCount = field(default_factory=TargetCount)
@@ -35,13 +35,14 @@ class TreeResult:
 
     @property
     def coverage(self) -> float:
+        """Share of the committed calls that were compared; 1 if there are none."""
         return self.num_compared / self.num_calls if self.num_calls else 1.0
 
 
 def walk_trees(
     session: Session, rows: RunRows, chosen: set[str], findings: Findings, progress: Progress
 ) -> TreeResult:
-    """Rebuild every committed call of the run and recount its targets; keep the ``chosen`` calls."""
+    """Rebuild every committed call of the run and recount all targets; keep the ``chosen`` calls."""
     calls = _by(rows.calls, lambda call: call.execution_id)
     trajectories = _by(rows.trajectories, lambda trajectory: trajectory.execution_id)
     result = TreeResult()

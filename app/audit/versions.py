@@ -1,4 +1,4 @@
-"""Checks that every policy version is durable, and recomputes what each version sampled."""
+"""Check that every policy version is durable, and recompute the log-probabilities each one sampled."""
 
 import tempfile
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ from gyre.contracts.lifecycle import BatchStatus, BlobStatus
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_GAP = {"float32": (1e-3, 1e-2), "bfloat16": (3e-2, 0.5)}
-"""(mean, 99.9th percentile) of |recorded - recomputed|, by the run's dtype. In fp32 an engine stays
-within 4e-4 even with a half-precision KV cache, and KV of an older version gives 4e-3 on average; in
+"""Limits on (mean, 99.9th percentile) of |recorded - recomputed| per dtype of a run. In fp32 an engine stays
+within 4e-4 even with a half-precision KV cache, while KV of an older version gives 4e-3 on average. In
 bfloat16 rounding alone gives about 1e-2."""
 
 
@@ -36,18 +36,18 @@ class LogprobResult:
         return sum(len(part) for part in self.gaps)
 
     def summary(self) -> tuple[float | None, float | None]:
-        """(mean, 99.9th percentile) of the gaps; None if no token was recomputed."""
+        """Return (mean, 99.9th percentile) of the gaps; (None, None) if no token was recomputed."""
         if not self.num_tokens:
             return None, None
         gaps = np.concatenate(self.gaps)
-        # An order statistic: interpolating between infinite gaps has no result.
+        # "higher" picks an element: interpolating between infinite gaps would give NaN.
         return float(gaps.mean()), float(np.quantile(gaps, 0.999, method="higher"))
 
 
 def check_versions(
     rows: RunRows, chosen: list[RebuiltCall], bucket: Bucket, findings: Findings, progress: Progress
 ) -> LogprobResult:
-    """Verify each version's row, object and payload; recompute the ``chosen`` calls' tokens."""
+    """Verify each version's row, object and payload; recompute the tokens of the ``chosen`` calls."""
     _check_chain(rows, findings)
     model: dict[str, Any] = rows.config["model"]
     scorer = Scorer(model["path"]) if chosen else None
@@ -68,7 +68,7 @@ def check_versions(
 
 
 def check_snapshots(rows: RunRows, bucket: Bucket, findings: Findings) -> None:
-    """Every snapshot and optimizer state that a row names is confirmed and in S3."""
+    """Check that every snapshot and optimizer state named by a row is confirmed and in S3."""
     weights = {row.weights_key for row in rows.versions}
     for blob in rows.blobs:
         if blob.key not in weights:
@@ -77,7 +77,7 @@ def check_snapshots(rows: RunRows, bucket: Bucket, findings: Findings) -> None:
 
 
 def _check_chain(rows: RunRows, findings: Findings) -> None:
-    """Versions are 0, 1, 2 ...; each but 0 comes from its own trained batch, and each such batch made one."""
+    """Check that versions are 0, 1, 2, …, and that those after 0 pair up with the trained batches."""
     numbers = [row.version for row in rows.versions]
     findings.require(
         "versions_durable",
@@ -87,7 +87,7 @@ def _check_chain(rows: RunRows, findings: Findings) -> None:
     trained = {b.id: b.version for b in rows.batches if b.status == BatchStatus.TRAINED}
     for row in rows.versions:
         source = trained.get(row.batch_id or "", 0 if row.batch_id is None else None)
-        sentence = f"version {row.version} says it was made by {row.batch_id}, which did not make it"
+        sentence = f"version {row.version} names {row.batch_id} as its batch, which did not make it"
         findings.require("versions_durable", source == row.version, sentence)
     missing = sorted(set(trained) - {row.batch_id or "" for row in rows.versions})
     findings.require("versions_durable", not missing, f"trained batches without a version: {missing}")
@@ -101,7 +101,7 @@ def _verified_weights(
     bucket: Bucket,
     findings: Findings,
 ) -> dict[str, torch.Tensor] | None:
-    """The version's tensors if its object holds what the rows say, else None."""
+    """Return the version's tensors if its object holds what the rows record, else None."""
     name = f"version {row.version}"
     same = row.sha256 == row.checkpoint_sha256 and row.version == row.checkpoint_version
     findings.require("versions_durable", same, f"{name} and its checkpoint disagree")
@@ -120,11 +120,12 @@ def _verified_weights(
         findings.require("versions_durable", False, f"{blob.owner} is not a safetensors file")
         return None
     payload = payload_sha256(tensors, DTYPES[model["dtype"]])
-    sentence = f"the weights of {name} have sha256 {payload}, its row says {row.sha256}"
+    sentence = f"the weights of {name} have sha256 {payload}, but its row records {row.sha256}"
     return tensors if findings.require("versions_durable", payload == row.sha256, sentence) else None
 
 
 def _check_blob(blob: AuditBlob, num_bytes: int | None, check: str, findings: Findings) -> bool:
+    """Check that the object is confirmed and has its recorded size; ``num_bytes`` None: it is missing."""
     confirmed = blob.status == BlobStatus.CONFIRMED
     held = findings.require(check, confirmed, f"{blob.owner}: {blob.key} is {blob.status}")
     sentence = f"{blob.owner}: {blob.key} is not in S3"
@@ -155,6 +156,6 @@ def _judge(result: LogprobResult, dtype: str, findings: Findings) -> None:
     for name, value, limit in zip(
         ("mean", "99.9th percentile"), result.summary(), MAX_GAP[dtype], strict=True
     ):
-        sentence = f"the {name} of |recorded - recomputed| is {value}, allowed is {limit}"
-        # A NaN gap must fail, so the comparison is not turned round.
+        sentence = f"the {name} of |recorded - recomputed| is {value}, but at most {limit} is allowed"
+        # A NaN gap must fail: `not value > limit` would let it pass.
         findings.require("logprobs_match", value is None or value <= limit, sentence)

@@ -1,4 +1,4 @@
-"""Replays role changes: what was unfinished when a cell left must have fitted into the others."""
+"""Replay role changes: whenever a cell left rollout, the others must have had room for the unfinished."""
 
 from bisect import bisect_right
 
@@ -8,10 +8,10 @@ from gyre.contracts.lifecycle import CellRole
 
 
 def count_waterlevel(rows: RunRows, findings: Findings) -> int:
-    """Admissions to training at which unfinished executions exceeded the capacity that remained.
+    """Count the admissions to training at which unfinished executions exceeded the remaining capacity.
 
-    Unfinished are executions of any purpose that were dispatched and not terminated; only cells in
-    the rollout role have capacity.
+    Executions of any purpose are unfinished from their dispatch until they are terminal. Only cells in
+    ROLLOUT provide capacity.
     """
     capacity = {cell.id: cell.capacity for cell in rows.cells}
     roles: dict[str, str] = dict.fromkeys(capacity, CellRole.ROLLOUT)
@@ -22,13 +22,13 @@ def count_waterlevel(rows: RunRows, findings: Findings) -> int:
     for change in rows.transitions:
         roles[change.cell_id] = change.to_role
         if change.from_role != CellRole.ROLLOUT or change.to_role == CellRole.LOST:
-            continue  # a lost cell was not admitted to anything
+            continue  # losing a cell is not an admission to training
         remaining = sum(capacity[cell] for cell, role in roles.items() if role == CellRole.ROLLOUT)
         unfinished = bisect_right(dispatched, change.at) - bisect_right(terminated, change.at)
         violations += not findings.require(
             "waterlevel_kept",
             unfinished <= remaining,
             f"{unfinished} executions were unfinished when {change.cell_id} left rollout at "
-            f"{change.at.isoformat()}, and the other cells serve {remaining}",
+            f"{change.at.isoformat()}, but the other cells serve {remaining}",
         )
     return violations

@@ -1,8 +1,8 @@
-"""The whole audit of a run: reads Postgres, S3 and Temporal, and writes nothing."""
+"""The whole audit of a run. It reads Postgres, S3 and Temporal and writes nothing."""
 
 from sqlalchemy.orm import Session
 
-from app.audit.account import check_account, check_dispositions, count_interruptions
+from app.audit.account import check_account, check_dispositions, check_failures, count_interruptions
 from app.audit.findings import Findings
 from app.audit.history import largest_payload_bytes
 from app.audit.objects import Bucket
@@ -20,8 +20,8 @@ from gyre.contracts.ids import RunId
 from gyre.settings.services import Services
 
 
-def silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+def silent(part: str, done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 def audit_run(
@@ -32,10 +32,10 @@ def audit_run(
     seed: int = 0,
     progress: Progress = silent,
 ) -> AuditReport:
-    """Recount ``run_id``. Reads only; a run that is still going is audited as of now.
+    """Recount ``run_id`` as of now, even if it is still in progress.
 
-    Raises BadInput if there is no such run or its model cannot be read; errors of Postgres and S3
-    pass through.
+    Raises BadInput if there is no such run or its model cannot be read. Errors of Postgres and S3 pass
+    through.
     """
     database = connect(services.postgres_dsn, pool_size=1)
     try:
@@ -57,7 +57,7 @@ def audit_session(
     seed: int = 0,
     progress: Progress = silent,
 ) -> AuditReport:
-    """``audit_run`` in a transaction of the caller's."""
+    """Run `audit_run` in the caller's transaction."""
     rows = rows_of.read_run(session, run_id)
     if rows is None:
         raise BadInput(f"no run '{run_id}' in this Postgres")
@@ -73,6 +73,7 @@ def audit_session(
     gradients = count_gradients(rows, findings)
     waterlevel = count_waterlevel(rows, findings)
     interruptions = count_interruptions(rows, findings)
+    check_failures(rows, findings)
     payload = largest_payload_bytes(services, RunId(run_id))
     sentence = f"a payload of {payload} bytes went through Temporal"
     findings.require("payloads_small", (payload or 0) <= MAX_PAYLOAD_BYTES, sentence)
@@ -102,7 +103,7 @@ def audit_session(
 
 
 def _check_spans(rows: RunRows, findings: Findings) -> int:
-    """Every span names a version of the run; returns the mixed-KV tokens of all calls."""
+    """Check that every span names a version of the run; return the mixed-KV tokens of all calls."""
     known = {row.version for row in rows.versions}
     for span in rows.spans:
         strange = sorted({version for version, _ in span.versions} - known)
