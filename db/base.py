@@ -23,8 +23,9 @@ class Base(DeclarativeBase):
         datetime: DateTime(timezone=True),
         str: String(),
         int: BigInteger(),
-        dict[str, Any]: JSONB(),
-        list[Any]: JSONB(),
+        # A None is stored as NULL, not as a JSON null, as plain SQL stores it.
+        dict[str, Any]: JSONB(none_as_null=True),
+        list[Any]: JSONB(none_as_null=True),
     }
 
 
