@@ -1,4 +1,4 @@
-"""Rows of a rollout with any tree: what a recorder and an opened batch leave behind."""
+"""Rows of a rollout with a tree of any shape, as a recorder and an opened batch leave them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ SAMPLING = {"temperature": 1.0}
 
 @dataclass
 class Grown:
-    """One attempt of an execution, whose rows `write` inserts."""
+    """An attempt of an execution, built call by call; `write` inserts its rows."""
 
     execution: str
     number: int = 1
@@ -38,9 +38,10 @@ class Grown:
         version: int = 0,
         **columns: Any,
     ) -> int:
-        """A committed call whose input leaves node ``after`` behind ``offset`` tokens (None: its end).
+        """Add a committed call that follows ``offset`` tokens of node ``after`` (None: all of them).
 
-        Without context it is a sibling: sampled straight behind ``after``. Returns its sampled node.
+        With ``num_context`` 0 it is a sibling: its answer directly follows ``after``. Return the index of the
+        sampled node.
         """
         name = self._call(role, status="committed", finish_reason=finish, **columns)
         if num_context:
@@ -57,13 +58,15 @@ class Grown:
         return sampled
 
     def failed(self, failure: str) -> None:
+        """Add a failed call."""
         self._call("main", status="failed", failure=failure)
 
     def in_flight(self) -> None:
+        """Add a call that has not ended."""
         self._call("main", status="in_flight")
 
     def select(self, batch: str, leaf: int, targets: list[int], role: str = "main") -> None:
-        """A trajectory to node ``leaf`` that trains nodes ``targets``."""
+        """Add a trajectory to node ``leaf`` that trains nodes ``targets``."""
         index = len(self.trajectories)
         self.trajectories.append(
             {
@@ -80,6 +83,7 @@ class Grown:
         )
 
     def write(self, session: Session) -> None:
+        """Insert the attempt and all its rows."""
         session.add(
             AttemptRow(
                 id=self.attempt,
@@ -92,6 +96,7 @@ class Grown:
             )
         )
         session.flush()
+        # Calls and nodes refer to each other, so the calls get their nodes last.
         links = [(call["id"], call.pop("context", None), call.pop("sampled", None)) for call in self.calls]
         for table, rows in (
             (ModelCallRow, self.calls),

@@ -1,4 +1,4 @@
-"""A database with the small run: each test corrupts it in a transaction of its own, which is rolled back."""
+"""A database with the small run. Each test corrupts it in its own transaction, which is rolled back."""
 
 import uuid
 from collections.abc import Iterator
@@ -24,19 +24,22 @@ TEMPLATE = "gyre_audited"
 
 @dataclass(frozen=True)
 class Audited:
-    """The small run in a transaction that is rolled back; S3 and Temporal are shared."""
+    """The small run in a transaction that is rolled back. S3 and Temporal are shared with other tests."""
 
     services: Services
     session: Session
 
     def change(self, *statements: str) -> None:
+        """Execute SQL statements."""
         for statement in statements:
             self.session.execute(text(statement))
 
     def value(self, statement: str) -> Any:
+        """Return the single value that a statement selects."""
         return self.session.execute(text(statement)).scalar_one()
 
     def audit(self, **options: Any) -> AuditReport:
+        """Audit the run as it is in this transaction."""
         return audit_session(self.session, self.services, small_run.RUN, **options)
 
 
@@ -70,7 +73,7 @@ def audited(postgres_server: str, audited_template: str, services: Services) -> 
 
 @pytest.fixture
 def copied(postgres_server: str, audited_template: str, services: Services) -> Iterator[Services]:
-    """Services whose Postgres holds a copy of the small run, for what reads it over its own connection."""
+    """Services whose Postgres holds a copy of the small run, for code that opens its own connection."""
     name = f"a{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {audited_template}")

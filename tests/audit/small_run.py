@@ -1,7 +1,7 @@
 """A small finished run, consistent in every row: three versions, two trained batches, real weights in S3.
 
-Its trees hold what is hard: a continued conversation, a branch inside a node, a call that two policy
-versions sampled, and a greedy held-out group.
+It holds the hard cases: a continued conversation, a branch inside a node, a call sampled by two policy
+versions, and a greedy held-out group.
 """
 
 from datetime import datetime, timedelta
@@ -200,7 +200,7 @@ def _add_tree(
     session.flush()
     draw = np.random.default_rng(int(sha256(execution.encode())[:8], 16))
     tree = Tree(attempt, execution, policies, temperature, draw)
-    # The second answer straddles a publication where there is a later version.
+    # The second answer straddles a publication if there is a later version.
     spans = [[version, 40], [version + 1, NUM_OUTPUT - 40]] if version < 2 else [[version, NUM_OUTPUT]]
     first = tree.call(20, [[version, NUM_OUTPUT]], None, 0)
     tree.call(9, spans, first, first.num_tokens)

@@ -1,4 +1,4 @@
-"""Random policies, and trees of calls whose log-probabilities those policies give."""
+"""Random policies, and trees of calls with the log-probabilities that those policies give."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ VOCABULARY = 96
 
 
 def make_policies(folder: Path) -> list[Any]:
-    """Three random models of one configuration, which is saved in ``folder``."""
+    """Build three random models of one configuration, and save the configuration in ``folder``."""
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -37,7 +37,7 @@ def make_policies(folder: Path) -> list[Any]:
         torch.manual_seed(seed)
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         for parameter in model.parameters():
-            # Larger than the initialisation, so that versions differ by far more than rounding.
+            # Wider than the default initialisation, so that versions differ by far more than rounding.
             torch.nn.init.normal_(parameter, std=0.2) if parameter.ndim > 1 else None
         policies.append(model)
     return policies
@@ -45,7 +45,7 @@ def make_policies(folder: Path) -> list[Any]:
 
 @torch.inference_mode()
 def score(policy: Any, ids: list[int], num_output: int, temperature: float) -> np.ndarray:
-    """float32 log-probabilities of the last ``num_output`` ids."""
+    """Return the float32 log-probabilities of the last ``num_output`` ids."""
     logits = policy(torch.tensor([ids])).logits[0, :-1]
     scores = torch.log_softmax(logits / temperature, dim=-1)
     picked = scores[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
@@ -54,7 +54,7 @@ def score(policy: Any, ids: list[int], num_output: int, temperature: float) -> n
 
 @dataclass
 class Tree:
-    """Rows of one attempt's tree, written as a recorder would."""
+    """The rows of one attempt's tree, as a recorder would write them."""
 
     attempt: str
     execution: str
@@ -68,7 +68,7 @@ class Tree:
     def call(
         self, num_context: int, versions: list[list[int]], parent: TreeNodeRow | None, offset: int
     ) -> TreeNodeRow:
-        """One committed call: new context after ``offset`` tokens of ``parent``, then an answer."""
+        """Add a committed call and return its answer. New context follows ``offset`` tokens of ``parent``."""
         number = len(self.calls) + 1
         name = f"{self.attempt}/call/{number}"
         context = self._node(name, self._random(num_context), parent, offset, kind="context")

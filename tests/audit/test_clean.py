@@ -1,4 +1,4 @@
-"""A consistent run is clean, and the numbers are those that it was built with."""
+"""A consistent run is clean, and the report's numbers are those that the run was built with."""
 
 from tests.audit.conftest import Audited
 from tests.audit.small_run import NUM_OUTPUT

@@ -1,4 +1,4 @@
-"""``gyre audit`` as a person or a script meets it."""
+"""The command `gyre audit`, as people and scripts use it."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def app() -> typer.Typer:
 
 @pytest.fixture
 def started(copied: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
-    """The small run as one that was started from the state directory of this test."""
+    """The services of the small run, as if it had been started from this test's state directory."""
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path))
     ensure_run(StateDir(tmp_path), RUN, copied, 0, 1, 1)
     return copied
@@ -46,7 +46,7 @@ def test_json_is_one_document_with_the_stable_keys(started: Services, app: typer
     assert document["violations"] == []
 
 
-def test_a_violation_is_told_and_exits_with_1(started: Services, app: typer.Typer) -> None:
+def test_a_violation_is_printed_and_exits_with_1(started: Services, app: typer.Typer) -> None:
     with psycopg.connect(started.postgres_dsn) as connection:
         connection.execute("UPDATE batch SET num_executions = 7 WHERE version = 1")
     result = CliRunner().invoke(app, [f"run/{RUN}", "--tokens", "0"])

@@ -1,4 +1,4 @@
-"""Every number and every check of the audit finds the corruption that it is there for."""
+"""Every number and every check of the audit finds the corruption it exists for."""
 
 from typing import NamedTuple
 
@@ -19,11 +19,13 @@ FROM tree_node n WHERE n.id = c.sampled_node_id"""
 
 
 class Corruption(NamedTuple):
+    """SQL that damages the small run, and how the audit must report it."""
+
     name: str
     check: str
     """The check that must fail."""
     numbers: dict[str, float]
-    """Numbers of the report that must come out so."""
+    """Expected numbers of the report."""
     statements: tuple[str, ...]
 
 
@@ -32,7 +34,7 @@ def node(index: int) -> str:
 
 
 def drop(table: str, constraint: str) -> str:
-    """Postgres would refuse the corruption: the audit must not rely on that."""
+    """Drop a CHECK that would refuse the corruption: the audit must not rely on Postgres for it."""
     return f"ALTER TABLE {table} DROP CONSTRAINT ck_{table}_{constraint}"
 
 
@@ -505,7 +507,7 @@ TRAINING = [
 
 CASES = [
     *((corruption, True) for corruption in (*TREES, *TRAINING)),
-    # These lie in rows alone: the models need not run.
+    # These show in the rows alone, so no model has to run.
     *((corruption, False) for corruption in (*TARGETS, *ACCOUNT)),
 ]
 

@@ -1,4 +1,4 @@
-"""What looks odd but is allowed stays clean: a witness that cries wolf is no use."""
+"""Runs that look odd but are legal stay clean: an audit with false alarms is of no use."""
 
 from tests.audit.conftest import Audited
 from tests.audit.test_corruption import ATTEMPT, EXCLUDED, OTHER, ROLLOUT, ZEROS, call, node
@@ -19,7 +19,7 @@ def configure(audited: Audited, path: str, value: str) -> None:
     audited.change(f"UPDATE run_config SET resolved = jsonb_set(resolved, '{{{path}}}', '{value}')")
 
 
-def test_mixed_kv_tokens_are_left_out_of_the_gap_where_old_kv_is_kept(audited: Audited) -> None:
+def test_mixed_kv_tokens_are_left_out_of_the_gap_if_the_run_keeps_old_kv(audited: Audited) -> None:
     configure(audited, "cells,publish", '"in_place"')
     audited.change(
         f"UPDATE tree_node SET mixed_kv_tokens = 2, "
@@ -59,7 +59,7 @@ def test_a_rescored_execution_keeps_the_reward_it_trained_on(audited: Audited) -
     assert report.clean, report.violations
 
 
-def test_placeholders_join_the_baseline_only_where_the_run_says_so(audited: Audited) -> None:
+def test_placeholders_join_the_baseline_only_if_the_run_says_so(audited: Audited) -> None:
     configure(audited, "loss,placeholder_in_baseline", "true")
     assert not audited.audit(max_tokens=0).checks["advantages_match"]
     audited.change(
@@ -70,7 +70,7 @@ def test_placeholders_join_the_baseline_only_where_the_run_says_so(audited: Audi
     assert report.clean, report.violations
 
 
-def test_advantages_without_division_where_the_run_says_so(audited: Audited) -> None:
+def test_advantages_are_not_divided_if_the_run_says_so(audited: Audited) -> None:
     configure(audited, "loss,normalise_std", "false")
     assert not audited.audit(max_tokens=0).checks["advantages_match"]
     audited.change(ADVANTAGES.replace("/ s.std", ""))
@@ -78,7 +78,7 @@ def test_advantages_without_division_where_the_run_says_so(audited: Audited) -> 
     assert report.clean, report.violations
 
 
-def test_infrastructure_may_fail_where_nothing_is_scored_for_it(audited: Audited) -> None:
+def test_infrastructure_may_fail_if_the_attempt_is_not_scored(audited: Audited) -> None:
     audited.change(f"UPDATE attempt SET failure = 'sandbox: gone' WHERE execution_id = '{EXCLUDED}'")
     report = audited.audit(max_tokens=0)
     assert report.harness_errors == 1
@@ -105,7 +105,7 @@ def test_a_call_that_outlives_its_attempt_interrupts_nobody(audited: Audited) ->
     assert report.executions_interrupted == 0
 
 
-def test_a_lost_cell_is_no_admission(audited: Audited) -> None:
+def test_losing_a_cell_is_not_an_admission_to_training(audited: Audited) -> None:
     audited.change(
         f"UPDATE execution SET terminal_at = '2026-01-01 03:00Z' WHERE id = '{ROLLOUT}'",
         "UPDATE cell_transition SET to_role = 'lost' WHERE from_role = 'rollout' AND command_id = '1/0'",
@@ -113,7 +113,7 @@ def test_a_lost_cell_is_no_admission(audited: Audited) -> None:
     assert audited.audit(max_tokens=0).waterlevel_violations == 0
 
 
-def test_unfinished_executions_may_stay_where_other_cells_serve_them(audited: Audited) -> None:
+def test_executions_may_be_unfinished_if_other_cells_can_serve_them(audited: Audited) -> None:
     audited.change(
         "INSERT INTO cell (id, run_id, index, role, epoch, capacity) "
         "VALUES ('run/audited/cell/1', 'audited', 1, 'rollout', 1, 2)",
@@ -124,7 +124,7 @@ def test_unfinished_executions_may_stay_where_other_cells_serve_them(audited: Au
     assert audited.audit(max_tokens=0).waterlevel_violations == 1
 
 
-def test_a_run_in_progress_is_audited_as_far_as_it_is(audited: Audited) -> None:
+def test_a_run_in_progress_is_audited_up_to_where_it_is(audited: Audited) -> None:
     audited.change(
         "UPDATE run SET status = 'running'",
         f"UPDATE execution SET status = 'running', disposition = NULL, terminal_at = NULL "

@@ -1,4 +1,4 @@
-"""What lies in S3 and Temporal is audited too; what cannot be read is said."""
+"""The audit covers S3 and Temporal too, and reports what it cannot read."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ WORKSPACE = "SELECT min(blob_key) FROM snapshot"
 
 @pytest.fixture
 def shared(audited: Audited, s3: Any) -> Iterator[Any]:
-    """The S3 client; objects of the small run are put back, because other tests share them."""
+    """The S3 client. Afterwards the small run's objects are restored, because other tests share them."""
     bucket = audited.services.s3_bucket
     keys = [audited.value(statement) for statement in (WEIGHTS, WORKSPACE)]
     contents = {key: s3.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
@@ -45,8 +45,8 @@ def test_a_flipped_byte_of_the_weights_is_found(audited: Audited, shared: Any) -
     assert not audited.audit().checks["versions_durable"]
 
 
-def test_a_row_that_vouches_for_other_weights_is_found(audited: Audited, shared: Any) -> None:
-    """Even where the object's own hash was changed with it: the payload is not the one published."""
+def test_weights_replaced_together_with_their_hash_are_found(audited: Audited, shared: Any) -> None:
+    """The blob row vouches for the new object, but its payload is not the one that was published."""
     place = {"Bucket": audited.services.s3_bucket, "Key": audited.value(WEIGHTS)}
     content = bytearray(shared.get_object(**place)["Body"].read())
     content[-1] ^= 1
@@ -75,7 +75,7 @@ async def _start(services: Services, sizes: dict[str, int]) -> None:
     client = await Client.connect(services.temporal_address, namespace=services.temporal_namespace)
     for name, size in sizes.items():
         await client.start_workflow("Unserved", "x" * size, id=name, task_queue="unserved")
-    # Visibility lags behind the start.
+    # Temporal lists a workflow some time after its start.
     for name in sizes:
         while not [w async for w in client.list_workflows(f"WorkflowId = '{name}'")]:
             await asyncio.sleep(0.05)
@@ -107,7 +107,7 @@ async def _delete(services: Services, name: str) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_without_temporal_the_payload_is_null_and_the_rest_is_audited(audited: Audited) -> None:
+def test_without_temporal_the_largest_payload_is_null_and_the_rest_is_audited(audited: Audited) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -124,7 +124,7 @@ def test_an_unknown_run_is_one_sentence(audited: Audited) -> None:
         audited.audit()
 
 
-def test_a_model_that_moved_is_one_sentence(audited: Audited) -> None:
+def test_a_model_folder_that_moved_is_one_sentence(audited: Audited) -> None:
     audited.change("""UPDATE run_config SET resolved = jsonb_set(resolved, '{model,path}', '"/nowhere"')""")
     with pytest.raises(BadInput, match=r"model\.path of the run, /nowhere, cannot be read"):
         audited.audit()

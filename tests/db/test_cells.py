@@ -1,4 +1,4 @@
-"""Epochs fence the dead; a command counts once."""
+"""Epochs fence off dead incarnations of a cell, and each command counts once."""
 
 import pytest
 from sqlalchemy import func, select
@@ -16,7 +16,7 @@ CELL = cell_id(RunId("r"), 0)
 
 @pytest.fixture
 def epoch(database: Database, group: GroupId) -> int:
-    """A serving cell in its second life."""
+    """The current epoch of a serving cell in its second incarnation."""
     with transaction(database) as session:
         cells.create(session, RunId("r"), 0, 4)
         cells.mint_epoch(session, CELL, "h")
@@ -43,7 +43,7 @@ def test_a_repeated_command_counts_once(database: Database, epoch: int) -> None:
         assert session.scalar(select(func.count()).select_from(CellTransitionRow)) == 1
 
 
-def test_a_dead_life_is_refused(database: Database, epoch: int) -> None:
+def test_writes_of_a_dead_incarnation_are_refused(database: Database, epoch: int) -> None:
     with pytest.raises(Fenced, match="epoch 1 is over"), transaction(database) as session:
         cells.begin_serving(session, CellId(CELL), 1, "http://old", 9)
     with pytest.raises(Fenced), transaction(database) as session:
@@ -52,7 +52,7 @@ def test_a_dead_life_is_refused(database: Database, epoch: int) -> None:
         cells.serve_version(session, CELL, epoch - 1, 9)
 
 
-def test_roles_are_not_skipped(database: Database, epoch: int) -> None:
+def test_a_command_cannot_skip_a_role(database: Database, epoch: int) -> None:
     with pytest.raises(IllegalTransition), transaction(database) as session:
         cells.enter(session, command(epoch, CellRole.TRAINING))
 
@@ -66,7 +66,7 @@ def test_only_cells_in_rollout_take_calls(database: Database, epoch: int) -> Non
         assert cells.of_run(session, "r")[0].engine_url is None
 
 
-def test_a_resumed_run_may_change_the_capacity_and_nothing_else(database: Database, epoch: int) -> None:
+def test_creating_a_cell_again_changes_its_capacity_only(database: Database, epoch: int) -> None:
     with transaction(database) as session:
         cells.create(session, RunId("r"), 0, 12)
     with transaction(database) as session:

@@ -1,4 +1,4 @@
-"""What every connection to Postgres is opened with."""
+"""The settings that every connection to Postgres is opened with."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from db.session import connect
 
 
 def patience(descriptor: int) -> tuple[bool, int, int]:
-    """Whether probes are sent, and after how many seconds and milliseconds a silent host is given up."""
+    """Return whether a socket sends keepalives, their idle time in seconds, and its user timeout in ms."""
     with socket.socket(fileno=os.dup(descriptor)) as opened:
         return (
             bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)),
@@ -18,12 +18,12 @@ def patience(descriptor: int) -> tuple[bool, int, int]:
         )
 
 
-def test_a_network_that_drops_packets_ends_connections(postgres_dsn: str) -> None:
-    """A thread that waits behind one for hours is lost, and there are few."""
-    engine = connect(postgres_dsn)
-    with engine.connect() as connection:
+def test_connections_give_up_on_a_network_that_drops_packets(postgres_dsn: str) -> None:
+    """Otherwise each dropped connection would block one of the few threads for hours."""
+    database = connect(postgres_dsn)
+    with database.connect() as connection:
         pooled = patience(connection.connection.dbapi_connection.fileno())  # pyright: ignore
-    direct = Direct(engine)
+    direct = Direct(database)
 
     async def opened() -> tuple[bool, int, int]:
         await direct.run(Statement("SELECT 1", {}))
@@ -32,4 +32,4 @@ def test_a_network_that_drops_packets_ends_connections(postgres_dsn: str) -> Non
 
     assert pooled == asyncio.run(opened()) == (True, 10, 30_000)
     direct.close()
-    engine.dispose()
+    database.dispose()

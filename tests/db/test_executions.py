@@ -1,4 +1,4 @@
-"""Attempts are fenced, stages are taken up where they stopped, dispositions are final."""
+"""Attempts are fenced, executions resume at the stage where they stopped, dispositions are final."""
 
 import threading
 
@@ -45,14 +45,14 @@ def save(database: Database, attempt: str) -> None:
 
 
 def reward(session: Session, execution: ExecutionId) -> str:
-    """A reward of 0 for the execution."""
+    """Insert a reward of 0 for the execution and return its id."""
     name = f"{execution}/reward"
     session.add(RewardRow(id=name, execution_id=execution, value=0.0))
     session.flush()
     return name
 
 
-def test_an_execution_is_taken_up_at_its_first_unfinished_stage(
+def test_an_execution_resumes_at_its_first_unfinished_stage(
     database: Database, execution: ExecutionId
 ) -> None:
     first = resume(database, execution)
@@ -69,9 +69,10 @@ def test_an_execution_is_taken_up_at_its_first_unfinished_stage(
     )
 
 
-def test_c11_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
+def test_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
     database: Database, execution: ExecutionId
 ) -> None:
+    """Reported failure: retries had no stable identity, so their records were mixed up."""
     for number in (1, 2):
         state = resume(database, execution)
         assert (state.number, state.attempt_id) == (number, attempt_id(execution, number))
@@ -80,8 +81,8 @@ def test_c11_a_failed_attempt_is_followed_by_another_until_the_budget_ends(
     assert (last.stage, last.failure) == ("exhausted", "sandbox: gone")
 
 
-def test_work_that_could_not_be_saved_is_not_forgotten(database: Database, execution: ExecutionId) -> None:
-    """A workflow that starts afresh must exclude such an execution, not call it a complete failure."""
+def test_an_exhausted_execution_remembers_that_it_worked(database: Database, execution: ExecutionId) -> None:
+    """A restarted workflow must exclude it, because its work was lost, instead of calling it a failure."""
     state = resume(database, execution, budget=1)
     attempt = AttemptId(state.attempt_id)
     seal(database, attempt, "snapshot: disk full")
@@ -104,7 +105,7 @@ def test_work_that_could_not_be_saved_is_not_forgotten(database: Database, execu
     assert (after.stage, after.worked) == ("exhausted", True)
 
 
-def test_an_interruption_costs_no_attempt(database: Database, execution: ExecutionId) -> None:
+def test_a_cancelled_attempt_does_not_use_up_the_budget(database: Database, execution: ExecutionId) -> None:
     for number in (1, 2, 3):
         state = resume(database, execution, budget=1)
         assert (state.number, state.stage) == (number, "provision")
@@ -113,7 +114,7 @@ def test_an_interruption_costs_no_attempt(database: Database, execution: Executi
             attempts.seal(session, name, EndReason.CANCELLED, failure="harness: cancelled")
 
 
-def test_a_failure_found_after_the_seal_is_noted_once(database: Database, execution: ExecutionId) -> None:
+def test_a_failure_found_after_the_seal_is_recorded_once(database: Database, execution: ExecutionId) -> None:
     state = resume(database, execution)
     assert seal(database, state.attempt_id)
     assert not seal(database, state.attempt_id, "snapshot: disk full")
@@ -133,7 +134,7 @@ def test_a_sealed_attempt_refuses_writers(database: Database, execution: Executi
 
 
 def test_a_seal_waits_for_a_write_in_progress(database: Database, execution: ExecutionId) -> None:
-    """A write that holds the open row commits before the seal, so the fold sees it."""
+    """A write that holds the open row commits before the seal, so whoever reads after the seal sees it."""
     attempt = AttemptId(resume(database, execution).attempt_id)
     sealing = threading.Thread(target=seal, args=(database, attempt))
     with transaction(database) as session:
@@ -160,7 +161,8 @@ def test_a_seal_waits_for_a_write_in_progress(database: Database, execution: Exe
         assert session.get(ModelCallRow, call_id(attempt, 0)) is not None
 
 
-def test_c10_a_disposition_is_final(database: Database, execution: ExecutionId) -> None:
+def test_a_disposition_is_final(database: Database, execution: ExecutionId) -> None:
+    """Reported failure: a late event turned an attempt that had timed out back into a running one."""
     with transaction(database) as session:
         executions.fold(session, execution, Disposition.EXCLUDED, detail="evaluator: no number")
     with transaction(database) as session:
@@ -209,7 +211,8 @@ def test_a_group_settles_when_all_its_executions_have(database: Database, group:
         assert executions.reward_value(session, rewarded) == 0.0
 
 
-def test_d14_a_group_without_a_score_is_dropped_with_a_reason(database: Database, group: GroupId) -> None:
+def test_a_group_without_a_score_is_dropped_with_a_reason(database: Database, group: GroupId) -> None:
+    """Reported failure: crashed agents returned no rollouts, and training went on with empty epochs."""
     with transaction(database) as session:
         for index in range(2):
             executions.fold(session, execution_id(group, index), Disposition.PLACEHOLDER, detail="x")
@@ -218,7 +221,7 @@ def test_d14_a_group_without_a_score_is_dropped_with_a_reason(database: Database
         assert groups.dropped_in_a_row(session, "r", limit=8) == 1
 
 
-def test_a_seal_fails_the_calls_that_are_under_way(database: Database, execution: ExecutionId) -> None:
+def test_a_seal_fails_the_calls_in_flight(database: Database, execution: ExecutionId) -> None:
     attempt = AttemptId(resume(database, execution).attempt_id)
     new = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")
     with transaction(database) as session:
@@ -243,7 +246,7 @@ def test_no_attempt_stays_open_when_its_execution_ends(database: Database, execu
 
 
 def test_an_execution_ends_while_a_call_is_being_recorded(database: Database, execution: ExecutionId) -> None:
-    """The call holds its attempt and refers to the execution: the two must not wait for each other."""
+    """The call locks its attempt and refers to the execution: the two must not deadlock."""
     attempt = AttemptId(resume(database, execution).attempt_id)
     new = calls.NewCall("openai", "main", "k", {}, num_input_tokens=1, num_reused_tokens=0, input_sha256="s")
 

@@ -1,4 +1,4 @@
-"""A run's status, its resumption, and the look at its groups."""
+"""A run's status, its resumption, and the counts of its groups."""
 
 from sqlalchemy import update
 
@@ -11,7 +11,7 @@ from gyre.contracts.messages import Decision, GroupStart
 
 RUN = RunId("r")
 MANY = 80
-"""Twice a batch of 40: more than any fixed number of rows looked at would show."""
+"""Two batches of 40 groups: more than a query with a small fixed limit would count."""
 
 
 def drop_groups(database: Database, first: int, count: int) -> None:
@@ -31,7 +31,7 @@ def advance(database: Database, status: RunStatus, failure: str | None = None) -
         run_state.advance_status(session, RUN, status, failure=failure)
 
 
-def test_a_run_given_up_for_dropped_groups_can_be_taken_up(database: Database, group: GroupId) -> None:
+def test_a_run_that_failed_for_its_dropped_groups_can_be_resumed(database: Database, group: GroupId) -> None:
     drop_groups(database, 1, MANY)
     assert dropped(database) == MANY
     advance(database, RunStatus.FAILED, "the last 80 groups were all dropped")
@@ -54,7 +54,7 @@ def test_a_repeated_status_changes_nothing(database: Database, group: GroupId) -
     assert (again.failure, again.finished_at) == ("why", first.finished_at)
 
 
-def test_a_resumed_run_has_not_ended(database: Database, group: GroupId) -> None:
+def test_a_resumed_run_no_longer_counts_as_ended(database: Database, group: GroupId) -> None:
     advance(database, RunStatus.STOPPED)
     advance(database, RunStatus.RUNNING)
     with transaction(database) as session:
