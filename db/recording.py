@@ -12,8 +12,8 @@ from typing import Any, LiteralString
 
 from db.calls import NewCall, NewNode, Outcome
 from db.direct import Statement
-from gyre.contracts.compact import json_bytes
 from gyre.contracts.ids import AttemptId, CallId, call_id, node_id
+from gyre.contracts.json_text import compact_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def commit(commits: Sequence[Commit], *, owner: str) -> Statement:
 
 def _document(rows: Iterable[dict[str, Any]]) -> str:
     """Encode all rows as one JSON parameter: binding an array per column would cost more than the insert."""
-    return json_bytes([*rows]).decode()
+    return compact_json([*rows]).decode()
 
 
 def _begin_row(begin: Begin) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.attempts import LiveCall
 from gateway.dialects.base import Dialect, Finished, Reply, Stream
 from gateway.errors import status_of
-from gyre.contracts.compact import json_bytes
 from gyre.contracts.errors import EngineFailed
+from gyre.contracts.json_text import compact_json
 
 LIVE_EVERY_S = 0.05
 """Text is sent live in pieces of so long, as each look at it reads all of it."""
@@ -108,7 +108,7 @@ class Delivery:
             return False
         assert self.call.task is not None
         finished: Finished = self.call.task.result()
-        body = json_bytes(self.dialect.whole(self.reply, finished))
+        body = compact_json(self.dialect.whole(self.reply, finished))
         await _head(send, 200, _json_headers(body))
         await _body(send, body[:-1], more=True)
         if gone.done():
@@ -148,7 +148,7 @@ class Delivery:
 async def send_error(send: Send, dialect: Dialect, error: BaseException) -> None:
     """A refused call, in the dialect's shape."""
     status, document = dialect.error(status_of(error), error)
-    body = json_bytes(document)
+    body = compact_json(document)
     retry = [(b"retry-after", b"1")] if status in (429, 503, 529) else []
     await _head(send, status, _json_headers(body) + retry)
     await _body(send, body)

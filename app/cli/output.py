@@ -1,6 +1,5 @@
 """One JSON document on stdout, or a table for people; logs and progress go to stderr."""
 
-import json
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -12,6 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from gyre.contracts.json_text import indented_json
 
 Cells = Mapping[str, str]
 """A row of a table: column -> what stands there."""
@@ -31,7 +32,7 @@ def stdout() -> Console:
 
 
 def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, default=_plain))
+    print(indented_json(document, default=_plain))
 
 
 def _plain(value: Any) -> Any:

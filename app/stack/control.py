@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from gyre.contracts.errors import BadInput
+from gyre.contracts.json_text import json_line
 
 LINE_BYTES = 1 << 20
 
@@ -47,7 +48,7 @@ def ask(path: Path, command: str, *, timeout_s: float = 10.0, **arguments: Any) 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))
-        connection.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
+        connection.sendall(json_line({"command": command, **arguments}))
         with connection.makefile("rb") as stream:
             line = stream.readline(LINE_BYTES)
     if not line:

@@ -36,6 +36,7 @@ from db import migrate, run_state, runs
 from db.databases import ensure_database
 from db.session import Database, connect, transaction
 from gyre.contracts.errors import BadInput
+from gyre.contracts.json_text import json_line
 from gyre.contracts.lifecycle import RunStatus
 from gyre.host.ports import is_free, require_free
 from gyre.settings.services import Services
@@ -185,7 +186,7 @@ class Keeper:
         try:
             request: dict[str, Any] = json.loads(await reader.readline())
             answer = await self._answer(request.pop("command"), request)
-            writer.write(json.dumps(answer).encode() + b"\n")
+            writer.write(json_line(answer))
             await writer.drain()
         except (ConnectionError, json.JSONDecodeError):
             return  # the client went away, or only looked whether somebody listens

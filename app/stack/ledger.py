@@ -1,11 +1,11 @@
 """``processes.json``: which processes were started, so that a new keeper adopts those of a killed one."""
 
-import json
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from app.stack.files import write_private
+from gyre.contracts.json_text import indented_json
 from gyre.host.processes import ProcessIdentity, is_alive
 
 
@@ -56,7 +56,7 @@ class Ledger:
 
     def _write(self) -> None:
         document = {name: entry.model_dump() for name, entry in self._entries.items()}
-        write_private(self._path, json.dumps(document, indent=2))
+        write_private(self._path, indented_json(document))
 
 
 def _read(path: Path) -> dict[str, Entry]:

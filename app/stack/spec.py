@@ -1,13 +1,14 @@
 """What the keeper has to know about a process to start it, tell that it is well, and stop it."""
 
 import hashlib
-import json
 import pwd
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from gyre.contracts.json_text import canonical_json
 
 
 def no_check() -> bool:
@@ -64,5 +65,4 @@ class ProcessSpec:
     def fingerprint(self) -> str:
         """A process that was started from the same fingerprint can be adopted."""
         parts = [self.command, str(self.cwd), self.environment, self.user, self.inputs]
-        text = json.dumps(parts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(canonical_json(parts, spaced=True).encode()).hexdigest()

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gyre.contracts.compact import json_bytes
 from gyre.contracts.errors import EngineFailed
+from gyre.contracts.json_text import compact_json
 from gyre.contracts.lifecycle import FinishReason
 from gyre.trajectory.answers import Answer
 from gyre.trajectory.canonical import CanonicalRequest
@@ -115,9 +115,9 @@ class Stream:
 
 def event(kind: str, data: Mapping[str, Any]) -> bytes:
     """A server-sent event whose data repeat its type."""
-    return f"event: {kind}\ndata: ".encode() + json_bytes({"type": kind, **data}) + b"\n\n"
+    return f"event: {kind}\ndata: ".encode() + compact_json({"type": kind, **data}) + b"\n\n"
 
 
 def data_event(document: Mapping[str, Any]) -> bytes:
     """A server-sent event without a type."""
-    return b"data: " + json_bytes(document) + b"\n\n"
+    return b"data: " + compact_json(document) + b"\n\n"

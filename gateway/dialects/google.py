@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.dialects.base import Finished, Reply, Stream, data_event
 from gateway.errors import PromptTooLong, sentence_of
-from gyre.contracts.compact import json_bytes
+from gyre.contracts.json_text import compact_json
 from gyre.trajectory.answers import Answer, short_hash
 from gyre.trajectory.canonical import CanonicalRequest, ToolCall
 from gyre.trajectory.dialects import from_google
@@ -109,7 +109,7 @@ class ArrayStream(EventStream):
 
     def _written(self, document: Mapping[str, Any]) -> bytes:
         separator, self._separator = self._separator, b",\n"
-        return separator + json_bytes(document)
+        return separator + compact_json(document)
 
 
 def _parts(answer: Answer) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The engine protocol over HTTP. Generation itself happens in the scheduler's thread."""
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from gpu_workers.engine.weights import WeightPuller
 from gyre.contracts.boot import EngineBoot
 from gyre.contracts.engine import EngineInfo, GenerateRequest, PullWeights
 from gyre.contracts.errors import BadInput, EngineFailed, Fenced, GyreError, TransferFailed
+from gyre.contracts.json_text import compact_json
 
 COMMAND_S = 60.0
 """A command waits for one scheduler step at most, plus the copy of the weights."""
@@ -230,7 +230,7 @@ async def _events(updates: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
             async for body in updates:
                 yield b"data: " + body + b"\n\n"
         except EngineFailed as error:
-            yield b"data: " + json.dumps({"error": {"message": str(error)}}).encode() + b"\n\n"
+            yield b"data: " + compact_json({"error": {"message": str(error)}}) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
 

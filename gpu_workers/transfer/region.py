@@ -21,6 +21,7 @@ from math import prod
 import torch
 
 from gyre.contracts.errors import TransferFailed
+from gyre.contracts.json_text import compact_json
 
 HEADER = struct.Struct("<8sq32s32sQQ")
 TRAILER = struct.Struct("<8sq")
@@ -66,7 +67,7 @@ def describe(tensors: Mapping[str, torch.Tensor], version: int) -> tuple[Stamp, 
         tensor = tensors[name]
         entries.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset])
         offset += tensor.numel() * tensor.element_size()
-    table = json.dumps(entries, separators=(",", ":")).encode()
+    table = compact_json(entries)
     table += b" " * (-(HEADER.size + len(table)) % ALIGNMENT)
     digest = hashlib.sha256(table).digest()
     return Stamp(version, payload_sha256(tensors), digest, len(table), offset), table

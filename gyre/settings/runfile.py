@@ -5,7 +5,6 @@ file. ``FROZEN`` names what may not change when a run is resumed.
 """
 
 import hashlib
-import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RUN_NAME
+from gyre.contracts.json_text import canonical_json
 from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 
@@ -262,8 +262,7 @@ def frozen_values(resolved: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint_of(resolved: dict[str, Any]) -> str:
-    text = json.dumps(frozen_values(resolved), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(canonical_json(frozen_values(resolved)).encode()).hexdigest()
 
 
 def frozen_differences(stored: dict[str, Any], given: dict[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-from gyre.contracts.compact import json_bytes
+from gyre.contracts.json_text import canonical_json, compact_json
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 UNNAMED = "#"
@@ -130,7 +130,7 @@ def first_key(tools: Sequence[Mapping[str, Any]], scope: str = "") -> str:
 
     ``scope`` names what else must be equal for a match: model and chat template.
     """
-    return hashlib.sha256(json_bytes([scope, tools])).hexdigest()
+    return hashlib.sha256(compact_json([scope, tools])).hexdigest()
 
 
 def chain(
@@ -165,7 +165,7 @@ def request_key(conversation_key: str, model: str) -> str:
 def message_bytes(message: Message) -> bytes:
     """A message without its reasoning, equal for equal canonical messages only."""
     calls = [(call.id, call.name, _arguments(call)) for call in message.tool_calls]
-    return json_bytes((message.role, message.content, calls, message.tool_call_id))
+    return compact_json((message.role, message.content, calls, message.tool_call_id))
 
 
 def _arguments(call: ToolCall) -> str:
@@ -184,7 +184,7 @@ def whole_characters(value: Any) -> Any:
 
 def _spaced_once(arguments: str) -> str:
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
+        return canonical_json(json.loads(arguments))
     except (ValueError, RecursionError):
         return arguments
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from gyre.contracts.json_text import prompt_json
 from gyre.trajectory.canonical import whole_characters
 
 HALVES = re.compile(rb"\\u[dD]")
@@ -31,7 +32,7 @@ def read_json(raw: bytes | str) -> Any:
 
 def write_object(value: Any) -> str:
     """A JSON object as text. Raises ValueError if it is none that `read_json` reads."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = prompt_json(value)
     if not isinstance(read_json(text), dict):
         raise ValueError("not an object")
     return text

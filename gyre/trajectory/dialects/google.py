@@ -12,11 +12,11 @@ Rules, each named after what it is about:
 * ``hosted tool``: tools that Google's own servers run are left out; nobody could answer them here.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from gyre.contracts.errors import BadInput
+from gyre.contracts.json_text import prompt_json
 from gyre.trajectory.canonical import CanonicalRequest, Message, ToolCall, assistant, unnamed
 from gyre.trajectory.dialects.reading import arguments_text, function, left_out, objects, request, text_of
 
@@ -142,7 +142,7 @@ def _output(response: Mapping[str, Any]) -> str:
         (name, value), *_ = response.items()
         if name in OUTPUT_NAMES and isinstance(value, str):
             return value
-    return json.dumps(response, ensure_ascii=False) if response else ""
+    return prompt_json(response) if response else ""
 
 
 def _text(part: Mapping[str, Any]) -> str:

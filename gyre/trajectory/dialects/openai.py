@@ -1,10 +1,10 @@
 """OpenAI Chat Completions requests."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from gyre.contracts.errors import BadInput
+from gyre.contracts.json_text import prompt_json
 from gyre.trajectory.canonical import CanonicalRequest, Message, ToolCall, assistant
 from gyre.trajectory.dialects.reading import (
     flag_of,
@@ -69,7 +69,7 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
     if not isinstance(stated, dict):
         raise BadInput("tool_calls: each call needs a function")
     arguments = stated.get("arguments", "{}")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    text = arguments if isinstance(arguments, str) else prompt_json(arguments)
     name = text_of(stated.get("name"), "tool_calls: the name of a function")
     return ToolCall(text_of(call.get("id"), "tool_calls: an id"), name, text)
 

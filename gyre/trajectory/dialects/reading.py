@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gyre.contracts.compact import json_bytes
 from gyre.contracts.errors import BadInput
+from gyre.contracts.json_text import compact_json
 from gyre.trajectory.canonical import CanonicalRequest, Message
 from gyre.trajectory.strict_json import read_json
 
@@ -102,7 +102,7 @@ def arguments_text(value: Any, name: str) -> str:
     """Tool arguments that are a JSON object on the wire, as text."""
     if not isinstance(value, dict | None):
         raise BadInput(f"{name} must be an object")
-    return json_bytes(value or {}).decode()
+    return compact_json(value or {}).decode()
 
 
 def texts(content: Any, name: str, *, kinds: Iterable[str] = ("text",)) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ Rules, each named after what it is about:
 * ``record``: an answer is not kept for later requests: what would refer to one is refused.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from gyre.contracts.errors import BadInput
+from gyre.contracts.json_text import prompt_json
 from gyre.trajectory.canonical import CanonicalRequest, Message, Role, ToolCall, assistant
 from gyre.trajectory.dialects.reading import (
     flag_of,
@@ -206,7 +206,7 @@ def _call(item: Mapping[str, Any]) -> ToolCall:
     if item["type"] == "function_call":
         arguments = text_of(item.get("arguments"), "arguments") or "{}"
     else:
-        arguments = json.dumps({"input": text_of(item.get("input"), "input")}, ensure_ascii=False)
+        arguments = prompt_json({"input": text_of(item.get("input"), "input")})
     return ToolCall(text_of(item.get("call_id"), "call_id"), flat, arguments)
 
 
