@@ -18,7 +18,7 @@ from gyre.durable.activities import OPEN_BATCH
 from gyre.durable.failures import translated
 from gyre.rules.groups import advantages
 from gyre.settings import RunFile
-from gyre.trajectory.extraction import Node, Path, extract
+from gyre.trajectory.extraction import ExtractionNode, Path, extract
 from gyre.trajectory.layout import head, segments_to
 from gyre.trajectory.packing import Item, Packed, pack
 
@@ -89,13 +89,13 @@ def _frozen(scored: Sequence[ScoredExecution], config: RunFile, version: int) ->
     ]
 
 
-def _trees(session: Session, scored: Sequence[ScoredExecution]) -> dict[str, list[Node]]:
+def _trees(session: Session, scored: Sequence[ScoredExecution]) -> dict[str, list[ExtractionNode]]:
     """Nodes by execution, in order of execution."""
     rows = batches.nodes_of(session, [each.execution_id for each in scored])
     return {execution: [_node(row) for row in tree] for execution, tree in sorted(rows.items())}
 
 
-def _paths(trees: Mapping[str, Sequence[Node]], config: RunFile) -> dict[str, list[Path]]:
+def _paths(trees: Mapping[str, Sequence[ExtractionNode]], config: RunFile) -> dict[str, list[Path]]:
     return {
         execution: extract(
             nodes,
@@ -106,8 +106,8 @@ def _paths(trees: Mapping[str, Sequence[Node]], config: RunFile) -> dict[str, li
     }
 
 
-def _node(row: BatchNode) -> Node:
-    return Node(
+def _node(row: BatchNode) -> ExtractionNode:
+    return ExtractionNode(
         id=row.id,
         parent_id=row.parent_id,
         parent_offset=row.parent_offset,
@@ -136,7 +136,9 @@ def _trajectories(batch: BatchId, paths: Mapping[str, Sequence[Path]]) -> list[T
     ]
 
 
-def _items(trees: Mapping[str, Sequence[Node]], paths: Mapping[str, Sequence[Path]]) -> Iterator[Item]:
+def _items(
+    trees: Mapping[str, Sequence[ExtractionNode]], paths: Mapping[str, Sequence[Path]]
+) -> Iterator[Item]:
     for execution, found in paths.items():
         nodes = {node.id: node for node in trees[execution]}
         for index, path in enumerate(found):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_workers.trainer.data import Path
-from gyre.trajectory.extraction import Node, extract
+from gyre.trajectory.extraction import ExtractionNode, extract
 from gyre.trajectory.layout import head, segments_to
 
 TOOL_TOKENS, ANSWER_TOKENS = (30, 150), (15, 60)
@@ -23,9 +23,9 @@ class Growth:
     length: tuple[float, float] = (0.8, 1.0)
 
 
-def grow(rng: np.random.Generator, path_tokens: int, growth: Growth) -> list[Node]:
+def grow(rng: np.random.Generator, path_tokens: int, growth: Growth) -> list[ExtractionNode]:
     """A tree whose longest path has ``path_tokens``; a branch may leave inside a node, as a retry does."""
-    nodes, leaves = list[Node](), list[Node]()
+    nodes, leaves = list[ExtractionNode](), list[ExtractionNode]()
     for number in range(growth.num_paths):
         end = path_tokens if number == 0 else int(path_tokens * rng.uniform(*growth.length))
         base = leaves[rng.integers(number)] if number else None
@@ -37,7 +37,7 @@ def grow(rng: np.random.Generator, path_tokens: int, growth: Growth) -> list[Nod
     return nodes
 
 
-def _point(nodes: Sequence[Node], leaf: Node, depth: int) -> tuple[Node, int]:
+def _point(nodes: Sequence[ExtractionNode], leaf: ExtractionNode, depth: int) -> tuple[ExtractionNode, int]:
     """The place after ``depth`` tokens of the path to a leaf."""
     by_id, node = {node.id: node for node in nodes}, leaf
     while node.position >= depth:
@@ -45,7 +45,13 @@ def _point(nodes: Sequence[Node], leaf: Node, depth: int) -> tuple[Node, int]:
     return node, depth - node.position
 
 
-def _extend(rng: np.random.Generator, nodes: list[Node], parent: Node | None, offset: int, end: int) -> Node:
+def _extend(
+    rng: np.random.Generator,
+    nodes: list[ExtractionNode],
+    parent: ExtractionNode | None,
+    offset: int,
+    end: int,
+) -> ExtractionNode:
     """Turns, tool output then answer, up to a path of about ``end`` tokens; the last is an answer."""
     position = parent.position + offset if parent else 0
     sampled = False
@@ -53,14 +59,16 @@ def _extend(rng: np.random.Generator, nodes: list[Node], parent: Node | None, of
         sampled = bool(nodes) and not sampled
         count = int(rng.integers(*(ANSWER_TOKENS if sampled else TOOL_TOKENS)))
         parent_id = parent.id if parent else None
-        node = Node(str(len(nodes)), parent_id, offset, position, count, sampled, "main")
+        node = ExtractionNode(str(len(nodes)), parent_id, offset, position, count, sampled, "main")
         nodes.append(node)
         parent, offset, position = node, count, position + count
     assert parent is not None
     return parent
 
 
-def sample(rng: np.random.Generator, nodes: Sequence[Node], execution: str, vocab_size: int) -> list[Path]:
+def sample(
+    rng: np.random.Generator, nodes: Sequence[ExtractionNode], execution: str, vocab_size: int
+) -> list[Path]:
     """All trajectories of the tree, with random tokens."""
     by_id = {node.id: node for node in nodes}
     ids = {node.id: rng.integers(0, vocab_size, node.num_tokens) for node in nodes}

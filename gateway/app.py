@@ -16,13 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.delivery import Delivery, send_error
 from gateway.dialects import AnthropicMessages, Dialect, GoogleGenerate, OpenAIChat, OpenAIResponses, Reply
+from gateway.dialects.reading import parse_body
 from gateway.errors import ANSWERED, BodyTooLarge, UnknownRoute
 from gateway.roles import call_role
 from gateway.service import Service
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId
 from gyre.trajectory.canonical import CanonicalRequest
-from gyre.trajectory.dialects import parse_body
 
 log = logging.getLogger(__name__)
 ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()

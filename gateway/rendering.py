@@ -19,7 +19,8 @@ from gateway.encoding import Encoder
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.answers import OPEN_THINK
 from gyre.trajectory.arrays import Ids
-from gyre.trajectory.canonical import Message, Role, ToolCall, assistant, whole_characters
+from gyre.trajectory.canonical import Message, Role, ToolCall, assistant
+from gyre.trajectory.strict_json import replace_lone_surrogates
 
 MARKER = "@gyre-bridge-3f1c@"
 """Stands for a sampled answer in a bridge; found again in the rendered text."""
@@ -163,7 +164,7 @@ def _for_template(message: Message) -> dict[str, Any]:
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     """Templates want arguments as an object where they are one."""
     try:
-        arguments = whole_characters(json.loads(call.arguments))
+        arguments = replace_lone_surrogates(json.loads(call.arguments))
     except (ValueError, RecursionError):
         arguments = call.arguments
     function = {"name": call.name, "arguments": arguments}

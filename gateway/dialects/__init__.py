@@ -1,4 +1,12 @@
-"""The wire dialects: the same call in the words of each vendor."""
+"""The dialects: each vendor's API in one file that reads requests and writes answers.
+
+base.py        the interface, and writing that all share
+reading.py     reading that all share
+anthropic.py   Anthropic Messages
+google.py      Google generateContent
+openai.py      OpenAI Chat Completions
+responses.py   OpenAI Responses
+"""
 
 from gateway.dialects.anthropic import AnthropicMessages
 from gateway.dialects.base import Dialect, Reply, Stream

@@ -5,11 +5,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.dialects.base import Finished, Reply, Stream, event
+from gateway.dialects.reading import (
+    arguments_text,
+    canonical_request,
+    flag_of,
+    function_tool,
+    model_of,
+    objects,
+    text_of,
+    texts,
+)
 from gateway.errors import sentence_of
+from gyre.contracts.errors import BadInput
 from gyre.trajectory.answers import Answer, short_hash
-from gyre.trajectory.canonical import CanonicalRequest
-from gyre.trajectory.dialects import from_anthropic
+from gyre.trajectory.canonical import (
+    CanonicalRequest,
+    Message,
+    Role,
+    ToolCall,
+    assistant,
+    without_billing,
+)
 
+SAMPLING = ("temperature", "top_p", "top_k")
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -22,14 +40,28 @@ ERROR_TYPES = {
 OVERLOADED = 529
 """Anthropic's own status for "come back later"."""
 SIGNATURE = "gyre"
-"""Clients send a thinking block back with the signature that it came with; nobody checks it here."""
+"""Clients send a thinking block back with the signature it came with; the gateway does not check it."""
 
 
 class AnthropicMessages:
     name, tool_prefix = "anthropic", "toolu_"
 
     def parse(self, body: Mapping[str, Any]) -> CanonicalRequest:
-        return from_anthropic(body)
+        system = map(without_billing, texts(body.get("system"), "system", "system"))
+        kept = tuple(text for text in system if text)
+        messages = [Message("system", kept)] if kept else []
+        if not isinstance(body.get("messages"), list):
+            raise BadInput("messages must be a list")
+        for entry in objects(body["messages"], "messages"):
+            messages += _read_messages(entry)
+        return canonical_request(
+            messages=messages,
+            tools=[_read_tool(tool) for tool in objects(body.get("tools"), "tools")],
+            model=model_of(body),
+            stream=flag_of(body.get("stream"), "stream"),
+            max_tokens=body.get("max_tokens"),
+            sampling={name: body.get(name) for name in SAMPLING},
+        )
 
     def whole(self, reply: Reply, finished: Finished) -> dict[str, Any]:
         message = _message(reply, finished.num_output_tokens)
@@ -44,6 +76,69 @@ class AnthropicMessages:
         return status, {"type": "error", "error": detail}
 
 
+# Reading requests ------------------------------------------------------------------------------
+
+
+def _read_messages(entry: Mapping[str, Any]) -> list[Message]:
+    role, content = entry.get("role"), entry.get("content")
+    if role == "assistant":
+        return [_read_assistant(content)]
+    if role not in ("user", "system"):
+        raise BadInput(f"messages: role {role!r:.40} is not one of user, assistant, system")
+    if not isinstance(content, list):
+        return [Message(role, texts(content, "content", role))]
+    return _split_results(role, content)
+
+
+def _split_results(role: Role, blocks: list[Any]) -> list[Message]:
+    """Make each tool result a message of its own, at its place among the texts."""
+    messages: list[Message] = []
+    written: list[str] = []
+    for block in objects(blocks, "content"):
+        if block.get("type") != "tool_result":
+            written += texts([block], "content", role)
+            continue
+        if written:
+            messages.append(Message(role, tuple(written)))
+            written = []
+        content = texts(block.get("content"), "tool_result", "tool")
+        call_id = text_of(block.get("tool_use_id"), "tool_use_id")
+        messages.append(Message("tool", content, tool_call_id=call_id))
+    if written or not messages:
+        messages.append(Message(role, tuple(written)))
+    return messages
+
+
+def _read_assistant(content: Any) -> Message:
+    if not isinstance(content, list):
+        return assistant("".join(texts(content, "content", "assistant")))
+    written: list[str] = []
+    calls: list[ToolCall] = []
+    reasoning: list[str] = []
+    for block in objects(content, "content"):
+        match block.get("type"):
+            case "tool_use":
+                name = text_of(block.get("name"), "the name of a tool_use")
+                arguments = arguments_text(block.get("input"), "the input of a tool_use")
+                calls.append(ToolCall(text_of(block.get("id"), "the id of a tool_use"), name, arguments))
+            case "thinking":
+                reasoning.append(text_of(block.get("thinking"), "thinking"))
+            case "redacted_thinking":
+                pass
+            case _:
+                written += texts([block], "content", "assistant")
+    return assistant("".join(written), calls, reasoning="".join(reasoning) or None)
+
+
+def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if "input_schema" not in tool:
+        raise BadInput(f"tool {tool.get('name')!r:.80} has no input_schema: only client tools are served")
+    return function_tool(tool.get("name"), tool.get("description"), tool["input_schema"])
+
+
+# Writing answers -------------------------------------------------------------------------------
+
+
 class MessageStream(Stream):
     """One block after the other: thinking, text, tool calls."""
 
@@ -56,30 +151,30 @@ class MessageStream(Stream):
     def start(self) -> bytes:
         return event("message_start", {"message": _message(self.reply, 0)}) + self.ping
 
-    def say(self, reasoning: str, text: str) -> bytes:
-        said = b""
+    def emit(self, reasoning: str, text: str) -> bytes:
+        events = b""
         if reasoning:
-            said += self._in_block("thinking", {"thinking": "", "signature": ""})
-            said += self._delta({"type": "thinking_delta", "thinking": reasoning})
+            events += self._open_block("thinking", {"thinking": "", "signature": ""})
+            events += self._delta({"type": "thinking_delta", "thinking": reasoning})
         if text:
-            said += self._in_block("text", {"text": ""})
-            said += self._delta({"type": "text_delta", "text": text})
-        return said
+            events += self._open_block("text", {"text": ""})
+            events += self._delta({"type": "text_delta", "text": text})
+        return events
 
     def finish(self, finished: Finished) -> bytes:
         calls = finished.answer.tool_calls
-        said = b""
+        events = b""
         if not calls and self._open != "text":
-            # Some clients refuse an answer without any block when it comes back in the next request.
-            said += self._in_block("text", {"text": ""}) + self._delta({"type": "text_delta", "text": ""})
-        said += self._close()
+            # Some clients fail on an answer without blocks when they send it back in the next request.
+            events += self._open_block("text", {"text": ""}) + self._delta({"type": "text_delta", "text": ""})
+        events += self._close_block()
         for call in calls:
-            said += self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
-            said += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-            said += self._close()
+            events += self._open_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+            events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            events += self._close_block()
         usage = {"input_tokens": self.reply.num_input_tokens, "output_tokens": finished.num_output_tokens}
         delta = {"stop_reason": _stop_reason(finished), "stop_sequence": None}
-        return said + event("message_delta", {"delta": delta, "usage": usage})
+        return events + event("message_delta", {"delta": delta, "usage": usage})
 
     def end(self, finished: Finished) -> bytes:
         return event("message_stop", {})
@@ -87,16 +182,16 @@ class MessageStream(Stream):
     def error(self, status: int, error: BaseException) -> bytes:
         return event("error", AnthropicMessages().error(status, error)[1])
 
-    def _in_block(self, kind: str, empty: Mapping[str, Any]) -> bytes:
-        """Open a block of this kind unless one is open."""
+    def _open_block(self, kind: str, empty: Mapping[str, Any]) -> bytes:
+        """Open a block unless one of this kind is open already."""
         if self._open == kind:
             return b""
-        closed = self._close()
+        closed = self._close_block()
         self._index, self._open = self._index + 1, kind
         block = {"type": kind, **empty}
         return closed + event("content_block_start", {"index": self._index, "content_block": block})
 
-    def _close(self) -> bytes:
+    def _close_block(self) -> bytes:
         if not self._open:
             return b""
         signed = b""

@@ -1,4 +1,4 @@
-"""What a dialect must be able to say."""
+"""The interface of a dialect, and the writing that all of them share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ class Finished:
 
     @property
     def truncated(self) -> bool:
-        """Whether the client must know that the answer ran out of tokens: not if it may go on with calls."""
+        """Whether to report that the tokens ran out: not if the harness can go on with tool calls."""
         return self.finish_reason == FinishReason.LENGTH and not self.answer.tool_calls
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The facts of one answer on the wire that are known before it is sampled."""
+    """The facts of an answer that are known before it is sampled."""
 
     call_id: str
     model: str
@@ -39,85 +39,88 @@ class Reply:
 
 
 class Dialect(Protocol):
-    """Pure: requests in, bytes out."""
+    """A vendor's API: reads its requests and writes its answers. Pure, no I/O."""
 
     @property
     def name(self) -> str:
-        """As it stands in the record."""
+        """The name under which calls are recorded."""
         ...
 
     @property
     def tool_prefix(self) -> str:
-        """What its tool call ids begin with."""
+        """The prefix of its tool call ids."""
         ...
 
     def parse(self, body: Mapping[str, Any]) -> CanonicalRequest:
-        """Raises BadInput for a body that is no request of the dialect."""
+        """Read a request. Raises BadInput for a body that is not one of the dialect."""
         ...
 
     def whole(self, reply: Reply, finished: Finished) -> dict[str, Any]:
-        """The answer of a call without ``stream``."""
+        """Build the answer to a request without ``stream``."""
         ...
 
     def stream(self, reply: Reply) -> "Stream":
-        """A writer of one streamed answer."""
+        """Return a writer for one streamed answer."""
         ...
 
     def error(self, status: int, error: BaseException) -> tuple[int, dict[str, Any]]:
-        """Status and body of a refused call."""
+        """Return status and body of a refused call."""
         ...
 
 
 class Stream:
-    """The events of one answer, in the order of the methods. What was said live is not said again."""
+    """The events of one answer: `start`, `live` any number of times, `content`, `end`; `error` at any point.
+
+    Dialects implement `start`, `emit`, `finish`, `end` and `error`. Nothing is emitted twice.
+    """
 
     content_type = b"text/event-stream"
     ping = b": ping\n\n"
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
-        self._told = "", ""
+        self._sent = "", ""
 
     def start(self) -> bytes:
-        """The first event, sent before anything is sampled; its usage is right where it has one."""
+        """Write the first event, before anything is sampled. Its input usage is right where it has one."""
         raise NotImplementedError
 
-    def say(self, reasoning: str, text: str) -> bytes:
-        """More reasoning, more text, in this order; either may be empty."""
+    def emit(self, reasoning: str, text: str) -> bytes:
+        """Write more reasoning, then more text; either may be empty."""
         raise NotImplementedError
 
     def finish(self, finished: Finished) -> bytes:
-        """All that follows the text, but for the last event."""
+        """Write everything that follows the text, except the last event."""
         raise NotImplementedError
 
     def end(self, finished: Finished) -> bytes:
-        """The last event: only after it was written has the answer been delivered."""
+        """Write the last event. Only after it was sent is the answer delivered."""
         raise NotImplementedError
 
     def error(self, status: int, error: BaseException) -> bytes:
-        """The event that says so in the middle of a stream, instead of anything more."""
+        """Write the event that ends a stream which has already started with a failure."""
         raise NotImplementedError
 
     def live(self, reasoning: str, text: str) -> bytes:
-        """What of these, which only grow, was not said yet. Raises EngineFailed if they changed instead."""
-        told, now = self._told, (reasoning, text)
-        if not all(new.startswith(old) for old, new in zip(told, now, strict=True)):
+        """Write what is new in an answer so far. Raises EngineFailed if it does not extend what was sent."""
+        sent, now = self._sent, (reasoning, text)
+        if not all(new.startswith(old) for old, new in zip(sent, now, strict=True)):
             raise EngineFailed("the answer is not what its stream had begun to say")
-        self._told = now
-        more = reasoning[len(told[0]) :], text[len(told[1]) :]
-        return self.say(*more) if any(more) else b""
+        self._sent = now
+        more = reasoning[len(sent[0]) :], text[len(sent[1]) :]
+        return self.emit(*more) if any(more) else b""
 
     def content(self, finished: Finished) -> bytes:
-        """All events but the last."""
+        """Write all remaining events but the last."""
         answer = finished.answer
         return self.live(answer.reasoning or "", answer.text) + self.finish(finished)
 
 
 def event(kind: str, data: Mapping[str, Any]) -> bytes:
-    """A server-sent event whose data repeat its type."""
+    """Write a server-sent event whose data repeat its type."""
     return f"event: {kind}\ndata: ".encode() + compact_json({"type": kind, **data}) + b"\n\n"
 
 
 def data_event(document: Mapping[str, Any]) -> bytes:
-    """A server-sent event without a type."""
+    """Write a server-sent event without a type."""
     return b"data: " + compact_json(document) + b"\n\n"

@@ -1,6 +1,7 @@
 """Sampled text to an answer: reasoning, text and tool calls.
 
-Markup that is no call stays in the text and is counted, never an error: the policy must see what it wrote.
+Malformed call markup stays in the text and is counted. It is never an error: the policy must see what it
+wrote.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy said, read."""
+    """A sampled text, parsed."""
 
     text: str
     tool_calls: tuple[ToolCall, ...]
@@ -26,16 +27,16 @@ class Answer:
 
     @property
     def num_characters(self) -> int:
-        """Of all that was said."""
+        """Characters of reasoning, text and calls."""
         calls = sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
         return len(self.text) + len(self.reasoning or "") + calls
 
     def message(self) -> Message:
-        """The same in the canonical form."""
+        """Return the answer in canonical form."""
         return assistant(self.text, self.tool_calls, reasoning=self.reasoning)
 
     def as_json(self) -> dict[str, Any]:
-        """``model_call.response``: enough to say the same again."""
+        """Return the value of ``model_call.response``, from which the same answer can be sent again."""
         calls = [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in self.tool_calls]
         return {
             "text": self.text,
@@ -46,7 +47,7 @@ class Answer:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Answer":
-        """What `as_json` made of an answer."""
+        """Rebuild an answer from `as_json`."""
         calls = tuple(ToolCall(**call) for call in stored["tool_calls"])
         return cls(stored["text"], calls, stored["reasoning"], stored["malformed"])
 
@@ -59,33 +60,34 @@ def parse_answer(
     in_thinking: bool,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Answer:
-    """Read a sampled text, stop token removed; ``tools`` are those of its request.
+    """Parse a sampled text without its stop token; ``tools`` are those of its request.
 
-    ``prefix`` starts the tool call ids (``call_``, ``toolu_``); they follow from ``call_id``, so a call
-    that is sampled again after a crash gets the same ones. ``in_thinking``: the prompt ended in
+    ``prefix`` starts the tool call ids (``call_``, ``toolu_``). The rest follows from ``call_id``, so that
+    a call which is sampled again after a crash gets the same ids. ``in_thinking``: the prompt ended in
     ``<think>``.
     """
-    reasoning, rest, closed = _split_reasoning(_storable(sampled), in_thinking)
+    reasoning, rest, closed = _split_reasoning(_without_nul(sampled), in_thinking)
     texts: list[str] = []
     calls: list[ToolCall] = []
     start = 0
     for found in find_calls(rest, tools):
         texts.append(rest[start : found.start])
         start = found.end
-        calls.append(ToolCall(f"{prefix}{_call_suffix(call_id, len(calls))}", found.name, found.arguments))
+        tool_call_id = f"{prefix}{short_hash(f'{call_id}#{len(calls)}')}"
+        calls.append(ToolCall(tool_call_id, found.name, found.arguments))
     text = "".join([*texts, rest[start:]])
-    # Thoughts may speak of calls. A call in thoughts that never end was meant, and was not made.
+    # Reasoning may mention calls. One in reasoning that never ends was intended, and was not made.
     num_malformed = count_markup(text) + (0 if closed else count_markup(reasoning))
     return Answer(text.strip(), tuple(calls), reasoning.strip() or None, num_malformed)
 
 
 def said_so_far(sampled: str, *, in_thinking: bool) -> tuple[str, str]:
-    """Reasoning and text that an unfinished sampled text has for certain.
+    """Return the reasoning and text of an unfinished sampled text that can be sent already.
 
-    Each is the beginning of what `parse_answer` reads of any text that starts with ``sampled``: what could
-    still become markup, a cut letter or trailing space is held back.
+    Each is a prefix of what `parse_answer` finds in any continuation of ``sampled``. Held back are the
+    beginning of possible markup, an incomplete character, and trailing space.
     """
-    known = _storable(sampled).rstrip("\ufffd")
+    known = _without_nul(sampled).rstrip("\ufffd")
     if OPEN_THINK.startswith(known.lstrip()):
         return "", ""
     reasoning, rest, closed = _split_reasoning(known, in_thinking)
@@ -96,21 +98,17 @@ def said_so_far(sampled: str, *, in_thinking: bool) -> tuple[str, str]:
 
 
 def short_hash(text: str) -> str:
-    """24 hex digits that name something for a client."""
+    """Return 24 hex digits, for ids that clients see."""
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _call_suffix(call_id: str, number: int) -> str:
-    return short_hash(f"{call_id}#{number}")
-
-
-def _storable(text: str) -> str:
-    """NUL becomes U+FFFD: neither Postgres' JSON nor every client can carry it."""
+def _without_nul(text: str) -> str:
+    """Replace NUL by U+FFFD: neither Postgres' JSON nor every client can carry it."""
     return text.replace("\0", "\ufffd")
 
 
 def _split_reasoning(text: str, in_thinking: bool) -> tuple[str, str, bool]:
-    """Reasoning, the rest, and whether the reasoning, if there is any, has ended."""
+    """Return the reasoning, the rest, and whether the reasoning has ended (True if there is none)."""
     opened = text.lstrip().startswith(OPEN_THINK)
     if not opened and not in_thinking:
         return "", text, True
@@ -120,7 +118,7 @@ def _split_reasoning(text: str, in_thinking: bool) -> tuple[str, str, bool]:
 
 
 def _without_tail(text: str, tag: str) -> str:
-    """``text`` without an end that could be the beginning of ``tag``."""
+    """Cut off an end of ``text`` that could be the beginning of ``tag``."""
     sizes = range(min(len(tag) - 1, len(text)), 0, -1)
     held = next((size for size in sizes if text.endswith(tag[:size])), 0)
     return text[: len(text) - held]

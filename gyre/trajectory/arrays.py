@@ -11,12 +11,12 @@ Logprobs = NDArray[np.float32]
 
 
 def as_ids(values: Sequence[int] | NDArray[np.int32]) -> Ids:
-    """Shape (n,). Raises OverflowError for an id that is no int32."""
+    """Return ids as an array of shape (n,). Raises OverflowError for an id outside int32."""
     return np.asarray(values, dtype="<i4")
 
 
 def as_logprobs(values: Sequence[float]) -> Logprobs:
-    """Shape (n,), rounded to float32: the form in which they are stored and hashed."""
+    """Return log-probabilities of shape (n,), rounded to float32, in which they are stored and hashed."""
     return np.asarray(values, dtype="<f4")
 
 
@@ -29,12 +29,12 @@ def unpack_logprobs(data: bytes) -> Logprobs:
 
 
 def output_sha256(ids: Ids, logprobs: Logprobs) -> str:
-    """``model_call.output_sha256``: the ids, then their log-probabilities."""
+    """Return ``model_call.output_sha256``: the hash of all ids followed by all log-probabilities."""
     return hashlib.sha256(ids.tobytes() + logprobs.tobytes()).hexdigest()
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
-    """How many leading tokens two sequences share."""
+    """Return the number of leading tokens that two sequences share."""
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if len(different) else length

@@ -1,25 +1,26 @@
-"""The canonical form of a conversation: what two requests have in common whatever their spelling.
+"""The canonical form of a conversation: requests are normalized so that equal conversations hash equally.
 
-What must not break a match, each rule named after what it undoes:
+Differences that must not break a match, each rule named after what it ignores:
 
-* ``billing header``: the line of a system block that starts with BILLING_HEADER is dropped; its hash changes.
-* ``cache_control``: wandering markers are not part of a message.
+* ``billing header``: the line of a system block that starts with BILLING_HEADER is dropped, because the
+  hash in it changes with every request.
+* ``cache_control``: cache markers move from request to request and are not part of a message.
 * ``list or string``: a text is a tuple of parts; a string is one part, empty parts are dropped.
 * ``assistant text``: parts are joined and stripped: templates and harnesses trim differently.
-* ``argument spacing``: tool arguments are compared as JSON values: neither spaces, nor the order of keys,
-  nor how a letter is escaped enters.
-* ``restored calls``: a call id that the policy's own answer carried stands for that answer as it was
-  sampled (`restore`), whatever a harness made of it since: Claude Code puts ``replace_all: false`` into
-  the input of Edit, JavaScript writes 1.0 as 1.
+* ``argument spacing``: tool arguments are compared as JSON values; spaces, the order of keys and escapes do
+  not count.
+* ``restored calls``: where a message repeats a call id of a recorded answer, the answer as it was sampled
+  replaces it (`restore`). Harnesses rewrite arguments: Claude Code adds ``replace_all: false`` to the input
+  of Edit, JavaScript writes 1.0 as 1.
 * ``missing ids``: calls that come back without an id are found in the record (`missing_ids`).
 * ``reasoning``: not part of any key, because harnesses may leave it out.
-* ``volatile fields``: only what is said is read. Ids of items, request metadata with counters and times,
-  cache keys, ``stream`` and sampling wishes are no part of a conversation.
+* ``volatile fields``: only the content is read. Ids of items, request metadata with counters and times, cache
+  keys, ``stream`` and sampling parameters are not part of a conversation.
 
-What must break one: other words, roles or results; other tools, or the same in another order; another
-model's name; another chat template (`scope`).
+Differences that must break a match: other texts, roles or results; other tools, or the same in another order;
+another model name; another chat template (`scope`).
 
-System messages in the middle stay where they are. Nothing here is ever tokenised in place of sampled
+System messages in the middle stay where they are. A canonical text is never tokenized in place of sampled
 ids: keys only find the node that holds them.
 """
 
@@ -35,8 +36,8 @@ from gyre.contracts.json_text import canonical_json, compact_json
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 UNNAMED = "#"
-KEPT_CHARACTERS = 2_000
-"""Of the arguments of a call whose key form is kept: most are shorter, ten thousand of them are little."""
+CACHED_CHARACTERS = 2_000
+"""Longest call arguments whose canonical form is cached. Most are shorter; 10,000 take little memory."""
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -63,7 +64,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalRequest:
-    """What a harness asks for. ``tools`` are in the OpenAI function form, in their order."""
+    """A harness's request. ``tools`` are in the OpenAI function form, in their order."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
@@ -71,14 +72,14 @@ class CanonicalRequest:
     stream: bool
     max_tokens: int | None
     requested: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The sampling wishes that are recorded and ignored."""
+    """Sampling parameters that the harness asked for: recorded, but the run's own are used."""
     echo: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the request's own dialect must know of it to write the answer."""
+    """Parts of the request that its dialect needs again to write the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A conversation and its keys, hex: ``keys[i]`` stands for scope, tools and ``messages[:i + 1]``."""
+    """A conversation and its keys in hex: ``keys[i]`` stands for scope, tools and ``messages[:i + 1]``."""
 
     start: str
     messages: tuple[Message, ...]
@@ -86,47 +87,44 @@ class Chain:
 
     @property
     def num_characters(self) -> int:
-        """Of what the messages say, calls apart."""
+        """Characters of all texts, without tool calls."""
         return sum(len(text) for message in self.messages for text in message.content)
 
 
 def unnamed(number: int) -> str:
-    """Stands for the id of a turn's call ``number`` that came without one."""
+    """Return a stand-in for the id of call ``number`` in a turn whose calls came without ids."""
     return f"{UNNAMED}{number}"
 
 
 def without_billing(text: str) -> str:
-    """A system block without the line before it whose hash changes with every request."""
+    """Drop the billing lines from the start of a system block; the hash in them changes per request."""
     while text.startswith(BILLING_HEADER):
         text = text.partition("\n")[2]
     return text
 
 
 def assistant(text: str, tool_calls: Sequence[ToolCall] = (), *, reasoning: str | None = None) -> Message:
-    """An assistant message in canonical form."""
+    """Build an assistant message in canonical form."""
     stripped = text.strip()
     return Message("assistant", (stripped,) if stripped else (), tuple(tool_calls), reasoning=reasoning)
 
 
 def restore(messages: Sequence[Message], recorded: Mapping[str, Message]) -> tuple[Message, ...]:
-    """Put sampled answers back where a harness re-wrote them, found by tool call id.
+    """Put sampled answers back where a harness rewrote them, found by tool call id.
 
     ``recorded`` maps each tool call id to the answer that carried it.
     """
-    return tuple(_restored(message, recorded) for message in messages)
-
-
-def _restored(message: Message, recorded: Mapping[str, Message]) -> Message:
-    if not message.tool_calls:
-        return message
-    answer = recorded.get(message.tool_calls[0].id)
-    if answer is None or [c.id for c in answer.tool_calls] != [c.id for c in message.tool_calls]:
-        return message
-    return answer
+    restored: list[Message] = []
+    for message in messages:
+        answer = recorded.get(message.tool_calls[0].id) if message.tool_calls else None
+        if answer and [c.id for c in answer.tool_calls] != [c.id for c in message.tool_calls]:
+            answer = None  # calls were dropped or reordered: another conversation
+        restored.append(answer or message)
+    return tuple(restored)
 
 
 def first_key(tools: Sequence[Mapping[str, Any]], scope: str = "") -> str:
-    """The key of a conversation in which nothing was said yet.
+    """Return the key of a conversation without messages.
 
     ``scope`` names what else must be equal for a match: model and chat template.
     """
@@ -139,55 +137,43 @@ def chain(
     scope: str = "",
     before: Chain | None = None,
 ) -> Chain:
-    """A conversation with its keys. What it has in common with the one ``before`` is not hashed again."""
+    """Compute the keys of a conversation. The prefix that it shares with ``before`` is not hashed again."""
     start = first_key(tools, scope)
-    keys = before.keys[: _num_common(before.messages, messages)] if before and before.start == start else []
+    keys: list[str] = []
+    if before and before.start == start:
+        pairs = zip(before.messages, messages, strict=False)
+        num_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        keys = before.keys[:num_common]
     for message in messages[len(keys) :]:
         keys.append(extend_key(keys[-1] if keys else start, message))
     return Chain(start, tuple(messages), keys)
 
 
-def _num_common(before: Sequence[Message], messages: Sequence[Message]) -> int:
-    pairs = zip(before, messages, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def extend_key(key: str, message: Message) -> str:
-    """The key of a conversation that ``message`` follows."""
+    """Return the key of a conversation after one more message."""
     return hashlib.sha256(bytes.fromhex(key) + message_bytes(message)).hexdigest()
 
 
 def request_key(conversation_key: str, model: str) -> str:
-    """Equal for a retry and for a twin; ``stream`` and sampling wishes do not enter."""
+    """Return the key that a retry and a sibling share; ``stream`` and sampling parameters do not count."""
     return hashlib.sha256(f"{conversation_key}|{model}".encode()).hexdigest()
 
 
 def message_bytes(message: Message) -> bytes:
-    """A message without its reasoning, equal for equal canonical messages only."""
-    calls = [(call.id, call.name, _arguments(call)) for call in message.tool_calls]
+    """Write a message without its reasoning; only equal canonical messages have equal bytes."""
+    calls: list[tuple[str, str, str]] = []
+    for call in message.tool_calls:
+        canonical = _cached_arguments if len(call.arguments) <= CACHED_CHARACTERS else _canonical_arguments
+        calls.append((call.id, call.name, canonical(call.arguments)))
     return compact_json((message.role, message.content, calls, message.tool_call_id))
 
 
-def _arguments(call: ToolCall) -> str:
-    spaced = _kept_spaced_once if len(call.arguments) <= KEPT_CHARACTERS else _spaced_once
-    return spaced(call.arguments)
-
-
-def whole_characters(value: Any) -> Any:
-    """The same JSON value with halves of surrogate pairs replaced by U+FFFD."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {whole_characters(key): whole_characters(item) for key, item in value.items()}
-    return [whole_characters(item) for item in value] if isinstance(value, list) else value
-
-
-def _spaced_once(arguments: str) -> str:
+def _canonical_arguments(arguments: str) -> str:
     try:
         return canonical_json(json.loads(arguments))
     except (ValueError, RecursionError):
         return arguments
 
 
-_kept_spaced_once = lru_cache(maxsize=10_000)(_spaced_once)
-"""Each request of a conversation has all its calls."""
+_cached_arguments = lru_cache(maxsize=10_000)(_canonical_arguments)
+"""Cached because each request repeats all calls of its conversation."""

@@ -1,8 +1,8 @@
-"""From a tree to at most J_max trajectories: every sampled token a target at most once.
+"""From a tree to at most J_max trajectories: every sampled token is a target at most once.
 
-Take the highest role class that still has unmasked trainable nodes, draw a leaf in it with
-probability proportional to its unmasked tokens, emit those tokens as the path's targets, mask the
-whole path, repeat (as in QwenGyre, arXiv 2609.33848).
+Take the highest role class that still has unmasked trainable nodes, draw a leaf in it with probability
+proportional to its unmasked tokens, emit those tokens as the path's targets, mask the whole path, repeat
+(as in QwenGyre, arXiv 2609.33848).
 """
 
 import random
@@ -14,8 +14,8 @@ from gyre.contracts.roles import TRAINED_ROLES
 
 
 @dataclass(frozen=True)
-class Node:
-    """What extraction needs to know of a tree node."""
+class ExtractionNode:
+    """A tree node without its tokens."""
 
     id: str
     parent_id: str | None
@@ -24,7 +24,7 @@ class Node:
     position: int
     num_tokens: int
     trainable: bool
-    """Sampled by the policy."""
+    """Whether the policy sampled it."""
     role: str
 
 
@@ -39,15 +39,15 @@ class Path:
     num_targets: int
 
 
-def extract(nodes: Sequence[Node], *, max_paths: int, seed: str) -> list[Path]:
-    """At most ``max_paths`` paths; the same for any order of ``nodes``. Time: nodes x paths.
+def extract(nodes: Sequence[ExtractionNode], *, max_paths: int, seed: str) -> list[Path]:
+    """Choose at most ``max_paths`` paths, the same for any order of ``nodes``, in O(nodes * paths).
 
     A node that a path leaves before its end (a branch inside it) can only be a target of a path
     that holds it whole. A leaf is of the highest role class that has unmasked nodes on its path.
     """
     by_id = {node.id: node for node in nodes}
     downwards = sorted(nodes, key=lambda node: (node.position, node.id))
-    leaves = sorted(_leaves(nodes), key=lambda node: node.id)
+    leaves = sorted(_leaves(nodes, by_id), key=lambda node: node.id)
     unmasked = {node.id for node in nodes if node.trainable and node.role in TRAINED_ROLES}
     draw, paths = random.Random(seed), list[Path]()
     while unmasked and len(paths) < max_paths:
@@ -57,20 +57,29 @@ def extract(nodes: Sequence[Node], *, max_paths: int, seed: str) -> list[Path]:
         leaf = draw.choices(pool, weights=[fresh[leaf.id].num_tokens for leaf in pool])[0]
         targets = [node for node in _whole_ancestors(leaf, by_id) if node.id in unmasked]
         unmasked -= {node.id for node in targets}
-        paths.append(_path(leaf, TRAINED_ROLES[first], targets))
+        path = Path(
+            leaf_id=leaf.id,
+            role=TRAINED_ROLES[first],
+            num_tokens=leaf.position + leaf.num_tokens,
+            target_ids=tuple(node.id for node in targets),
+            num_targets=sum(node.num_tokens for node in targets),
+        )
+        paths.append(path)
     return paths
 
 
 class _Fresh(NamedTuple):
-    """Unmasked nodes that are whole on the way from the root to some place."""
+    """The unmasked nodes that a path holds whole."""
 
     num_tokens: int
     role: int
     """The highest class among them, as an index of TRAINED_ROLES; its length if there are none."""
 
 
-def _fresh_to(downwards: Iterable[Node], by_id: Mapping[str, Node], unmasked: Set[str]) -> dict[str, _Fresh]:
-    """What is unmasked on the way to the end of each node; parents come before children."""
+def _fresh_to(
+    downwards: Iterable[ExtractionNode], by_id: Mapping[str, ExtractionNode], unmasked: Set[str]
+) -> dict[str, _Fresh]:
+    """Sum up what is unmasked on the path to each node; ``downwards`` has parents before children."""
     above: dict[str, _Fresh] = {}
     through: dict[str, _Fresh] = {}
     for node in downwards:
@@ -85,19 +94,8 @@ def _fresh_to(downwards: Iterable[Node], by_id: Mapping[str, Node], unmasked: Se
     return through
 
 
-def _path(leaf: Node, role: str, targets: Sequence[Node]) -> Path:
-    return Path(
-        leaf_id=leaf.id,
-        role=role,
-        num_tokens=leaf.position + leaf.num_tokens,
-        target_ids=tuple(node.id for node in targets),
-        num_targets=sum(node.num_tokens for node in targets),
-    )
-
-
-def _leaves(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes that no child holds whole: a branch inside a node leaves its own end a leaf."""
-    by_id = {node.id: node for node in nodes}
+def _leaves(nodes: Sequence[ExtractionNode], by_id: Mapping[str, ExtractionNode]) -> Iterable[ExtractionNode]:
+    """Return the nodes that no child holds whole: a branch inside a node leaves its own end a leaf."""
     covered = {
         node.parent_id
         for node in nodes
@@ -106,8 +104,8 @@ def _leaves(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if node.id not in covered]
 
 
-def _whole_ancestors(leaf: Node, by_id: Mapping[str, Node]) -> list[Node]:
-    """The nodes whose every token is on the path to the leaf, from the root down."""
+def _whole_ancestors(leaf: ExtractionNode, by_id: Mapping[str, ExtractionNode]) -> list[ExtractionNode]:
+    """Return the nodes whose every token is on the path to the leaf, from the root down."""
     path, node = [leaf], leaf
     while node.parent_id is not None:
         parent = by_id[node.parent_id]

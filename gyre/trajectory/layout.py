@@ -1,4 +1,4 @@
-"""Paths of a forest in one packed row: each shared token once, and who sees whom as contiguous ranges.
+"""Layout of a packed row: each token that paths share is computed once, and attention is contiguous ranges.
 
 A path is cut into *segments*, (node, how many of its tokens), root first. Two paths share exactly the tokens
 of the nodes that both hold from the root on; sampled siblings with equal tokens are different nodes.
@@ -17,7 +17,7 @@ Segments = Sequence[tuple[str, int]]
 
 
 class TreeNode(Protocol):
-    """What is asked of a node, wherever it comes from."""
+    """A node's place in its tree: rows of the database and extraction's nodes both have it."""
 
     @property
     def id(self) -> str: ...
@@ -30,7 +30,7 @@ class TreeNode(Protocol):
 
 
 class Block(NamedTuple):
-    """Every query of rows [start, stop) sees every key of rows [first, last)."""
+    """Every query in rows [start, stop) attends to every key in rows [first, last)."""
 
     start: int
     stop: int
@@ -40,11 +40,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A row of ``num_tokens`` tokens.
+    """A packed row of ``num_tokens`` tokens.
 
-    ``rows`` has, for each path given, the row of each of its tokens. A token sees itself and what precedes it
-    in its chain, [start, stop), and all keys of the blocks that hold it: together the path to it, once.
-    ``order`` is the paths depth first, so that neighbours share the most.
+    ``rows`` has, per path, the row of each of its tokens. A token attends to itself and to what precedes it
+    in its chain, [start, stop), and to all keys of the blocks that hold it: together exactly the path to
+    it. ``order`` lists the paths depth first, so that neighbors share the most.
     """
 
     num_tokens: int
@@ -55,7 +55,7 @@ class Layout:
 
 
 def segments_to(leaf: str, nodes: Mapping[str, TreeNode]) -> Segments:
-    """The path from the root to the end of a node."""
+    """Return the path from the root to the end of a node."""
     chain = [nodes[leaf]]
     while (parent := chain[-1].parent_id) is not None:
         chain.append(nodes[parent])
@@ -65,7 +65,7 @@ def segments_to(leaf: str, nodes: Mapping[str, TreeNode]) -> Segments:
 
 
 def head(segments: Segments, num_tokens: int) -> Segments:
-    """The first ``num_tokens`` tokens of a path."""
+    """Return the first ``num_tokens`` tokens of a path."""
     taken: list[tuple[str, int]] = []
     for node, count in segments:
         if num_tokens <= 0:
@@ -76,8 +76,11 @@ def head(segments: Segments, num_tokens: int) -> Segments:
 
 
 def lay_out(paths: Sequence[Segments]) -> Layout:
-    """Depth first, the longest path of each branching first: it continues the chain that it branches from,
-    so that there is one chain a leaf and few chains lie on any path."""
+    """Lay out paths depth first, one chain per leaf.
+
+    The longest path of each branching comes first and continues the chain that it branches from, so that few
+    chains lie on any path.
+    """
     roots: defaultdict[str, list[int]] = defaultdict(list)
     for index, path in enumerate(paths):
         roots[path[0][0] if path else ""].append(index)
@@ -109,7 +112,7 @@ class _Builder:
             for other in group:
                 if other != lead:
                     branches[_shared(self.paths[lead], self.paths[other])].append(other)
-            group = branches.pop(depth, [])  # siblings of the chain: they see nothing of it
+            group = branches.pop(depth, [])  # siblings of this chain, which attend to nothing of it
             for point in sorted(branches, reverse=True):
                 begin = self.num_tokens
                 self.place(branches[point], point, rows[:point])
@@ -122,7 +125,7 @@ def _length(path: Segments) -> int:
 
 
 def _shared(a: Segments, b: Segments) -> int:
-    """How many leading tokens two paths share."""
+    """Return the number of leading tokens that two paths share."""
     shared = 0
     for (node, count), (other, other_count) in zip(a, b, strict=False):
         if node != other:

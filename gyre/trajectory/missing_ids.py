@@ -1,8 +1,8 @@
-"""Calls that a client sends back without their ids: the record knows which answer they were.
+"""Restores the ids of tool calls that a client sent back without them, from recorded answers.
 
-Some clients of Google keep name and arguments only. Such calls are named by their place in their turn
+Some of Google's clients keep only name and arguments. Their calls are named by their place in the turn
 (`canonical.unnamed`), and so are the results that belong to them. Here they get the ids of the recorded
-answer that says the same and ends the same conversation.
+answer that has the same content and ends the same conversation.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from gyre.trajectory.canonical import UNNAMED, Message, extend_key, message_byte
 
 
 def has_missing_ids(messages: Sequence[Message]) -> bool:
-    """Whether any call came without its id."""
+    """Return whether any call came without its id."""
     return any(call.id.startswith(UNNAMED) for message in messages for call in message.tool_calls)
 
 
 def saying(message: Message) -> bytes:
-    """What an answer says, whatever the ids of its calls."""
+    """Hash an answer without the ids of its calls."""
     calls = tuple(replace(call, id="") for call in message.tool_calls)
     return hashlib.sha256(message_bytes(replace(message, tool_calls=calls))).digest()
 
@@ -29,10 +29,10 @@ def with_recorded_ids(
     recorded: Mapping[bytes, Sequence[Message]],
     known: Container[str],
 ) -> tuple[Message, ...]:
-    """The messages with the ids that the record has; those of answers it does not have stay as they are.
+    """Fill in recorded ids; answers that are not in the record stay as they are.
 
-    ``recorded`` maps each `saying` to the answers that say it, oldest first; ``known`` holds the keys of
-    the conversations that end in a recorded answer.
+    ``recorded`` maps each `saying` to its answers, oldest first; ``known`` holds the keys of the
+    conversations that end in a recorded answer.
     """
     named: list[Message] = []
     key, ids = first_key, dict[str, str]()
@@ -53,7 +53,7 @@ def _recorded(
 ) -> Message:
     if not has_missing_ids([message]):
         return message
-    same = [each for each in recorded.get(saying(message), ()) if extend_key(key, each) in known]
-    # The newest, but rather one whose thoughts came back; no saying contains those.
-    thought = [each for each in same if (each.reasoning or "") == (message.reasoning or "").strip()]
+    same = [answer for answer in recorded.get(saying(message), ()) if extend_key(key, answer) in known]
+    # Prefer an answer whose reasoning came back too, which no key contains; then the newest.
+    thought = [answer for answer in same if (answer.reasoning or "") == (message.reasoning or "").strip()]
     return (thought or same or [message])[-1]

@@ -9,7 +9,7 @@ from gyre.trajectory.layout import Segments, lay_out
 
 @dataclass(frozen=True)
 class Item:
-    """A trajectory to pack. ``segments`` are what is computed of it: the tokens before its last target."""
+    """A trajectory to pack. ``segments`` hold the tokens to compute: those before its last target."""
 
     trajectory_id: str
     execution_id: str
@@ -27,14 +27,15 @@ class Packed:
 
 
 def pack(items: Iterable[Item], *, budget: int, scored: Collection[str]) -> list[Packed]:
-    """First-fit-decreasing over executions; all ``score`` steps come before all ``grad`` steps, and of either
-    the longest first: replicas that work on neighbours wait little for each other.
+    """Pack executions first-fit-decreasing, independently of the order of ``items``.
 
-    An execution larger than the budget is cut at trajectory borders, depth first, so that trajectories
-    with long common prefixes stay together; what pieces share is computed in each. The pieces of an
-    execution in ``scored`` are scored first: the clip of the loss needs all of its targets. A single
-    trajectory above the budget gets a micro-step of its own: the budget is a target, the trajectory a fact.
-    The result does not depend on the order of ``items``.
+    All ``score`` steps come before all ``grad`` steps, and the longest of a kind first, so that replicas
+    which work on neighbors wait little for each other.
+
+    An execution larger than the budget is cut between trajectories, depth first, so that trajectories with
+    long common prefixes stay together; what pieces share is computed in each. The pieces of an execution in
+    ``scored`` are scored first: the clip of the loss needs all of its targets. A trajectory above the
+    budget cannot be cut and gets a micro-step of its own.
     """
     executions: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: (item.execution_id, item.trajectory_id)):
@@ -48,7 +49,7 @@ def pack(items: Iterable[Item], *, budget: int, scored: Collection[str]) -> list
 
 
 class _Piece:
-    """Items and how much of each node they need together."""
+    """Items of one row, and how much of each node they need together."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self.items: list[Item] = []
@@ -58,7 +59,7 @@ class _Piece:
             self.add(item)
 
     def added_tokens(self, item: Item) -> int:
-        """By how much the item would lengthen the row."""
+        """Return by how much the item would lengthen the row."""
         return sum(max(0, count - self._used.get(node, 0)) for node, count in item.segments)
 
     def add(self, item: Item) -> None:
@@ -68,7 +69,7 @@ class _Piece:
 
 
 def _cut(group: Sequence[Item], budget: int) -> list[_Piece]:
-    """Next-fit over the depth-first order."""
+    """Cut an execution into pieces: next-fit over its trajectories in depth-first order."""
     whole = _Piece(group)
     if whole.num_tokens <= budget:
         return [whole]
@@ -82,19 +83,15 @@ def _cut(group: Sequence[Item], budget: int) -> list[_Piece]:
 
 
 def _steps(kind: MicroStepKind, cuts: Iterable[Sequence[_Piece]], budget: int) -> list[Packed]:
-    """The longest first."""
-    bins = _first_fit([piece for cut in cuts for piece in cut], budget)
-    found = [Packed(kind, tuple(item.trajectory_id for item in each.items), each.num_tokens) for each in bins]
-    return sorted(found, key=lambda step: -step.num_tokens)
-
-
-def _first_fit(pieces: Iterable[_Piece], budget: int) -> list[_Piece]:
-    """A bin holds the sum of its pieces at most: only those of the same execution share nodes."""
+    """Combine pieces into steps first-fit-decreasing; return the longest step first."""
+    pieces = [piece for cut in cuts for piece in cut]
     bins: list[_Piece] = []
     for piece in sorted(pieces, key=lambda p: (-p.num_tokens, p.items[0].trajectory_id)):
+        # The sum is an upper bound: pieces of the same execution may share nodes.
         target = next((b for b in bins if b.num_tokens + piece.num_tokens <= budget), None)
         if target is None:
             bins.append(target := _Piece())
         for item in piece.items:
             target.add(item)
-    return bins
+    steps = [Packed(kind, tuple(item.trajectory_id for item in b.items), b.num_tokens) for b in bins]
+    return sorted(steps, key=lambda step: -step.num_tokens)

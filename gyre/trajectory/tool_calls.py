@@ -1,20 +1,19 @@
-"""Tool calls in a sampled text, in the two forms that Qwen's chat templates teach; either is read.
+"""Finds tool calls in a sampled text, in either of the two forms that Qwen's chat templates teach.
 
 * Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``
 * Qwen3-Coder, Qwen 3.5: ``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``
 
-The second form is read by transformers' own response parser, which also gives each value the type that
-the tool's schema says; its template here differs from theirs in keeping the spaces of a value. That parser
-is given one call at a time, because on a whole answer it raises where a call is malformed, and takes a
-call that was cut off for a call. The first form is one JSON document, whose end JSON itself tells, so
-that an argument may speak of ``</tool_call>``.
+The first form is one JSON document. Its end is found by decoding it, so that an argument may contain
+``</tool_call>``. The second form is read by the response parser of transformers, which also gives each value
+the type in the tool's schema; unlike theirs, the template here keeps the spaces of a value. That parser gets
+one call at a time: on a whole answer it raises if a call is malformed, and accepts a call that was cut off.
 
-What is no call is left where it is, and counted.
+Markup that is not a call stays in the text and is counted.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +26,12 @@ OPEN_CALL = "<tool_call>"
 CLOSE_CALL = re.compile(r"\s*</tool_call>")
 OPEN_FUNCTION = re.compile(r"\s*<function=[^>\n]+>")
 CLOSE_FUNCTION = re.compile(r"</function>\s*</tool_call>")
-# One line break belongs to the markup on either side. A value may hold the tag that would end it, unless
-# what follows could be the next parameter.
+# One line break on either side belongs to the markup. A value may contain its closing tag, unless what
+# follows could be the next parameter.
 PARAMETER = (
     r"\s*<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|\Z))"
 )
-# Nothing is tried twice: to try each way in which many parameters could be parted takes for ever.
+# Possessive quantifiers avoid exponential backtracking over the ways to split many parameters.
 PARAMETERS = re.compile(
     rf"(?:(?>{PARAMETER.replace('?P<key>', '').replace('?P<value>', '')}))*+\s*+", re.DOTALL
 )
@@ -52,11 +51,12 @@ FUNCTION_TEMPLATE = load_response_template(
         },
     }
 )
+DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """A call and where its markup stands in the text."""
+    """A call and the position of its markup in the text."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class FoundCall:
 
 
 def find_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[FoundCall]:
-    """The well-formed calls of a text, in order. ``tools``, in OpenAI's form, give values their types."""
+    """Return the well-formed calls in order. ``tools``, in OpenAI's form, give values their types."""
     found: list[FoundCall] = []
     start = text.find(OPEN_CALL)
     while start >= 0:
@@ -80,19 +80,19 @@ def find_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Found
 
 
 def count_markup(text: str) -> int:
-    """Attempts at a call in a text from which the calls were taken out: openings, or closings without one."""
+    """Count attempts at a call in a text without its calls: openings, or closings if there are more."""
     marks = list(MARKUP.finditer(text))
     num_closed = sum(mark["close"] is not None for mark in marks)
     return max(len(marks) - num_closed, num_closed)
 
 
 def _json_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> FoundCall | None:
-    # Asked first, because the decoder's error counts the lines of all that stands before it.
+    # Checked before decoding, because the decoder's error counts the lines of all text before it: quadratic.
     begun = OBJECT.match(text, start + len(OPEN_CALL))
     if begun is None:
         return None
     try:
-        _, end = _DECODER.raw_decode(text, begun.end())
+        _, end = DECODER.raw_decode(text, begun.end())
         read = read_json(text[begun.end() : end])
     except (ValueError, RecursionError):
         return None
@@ -103,7 +103,7 @@ def _json_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> Fou
 
 
 def _function_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) -> FoundCall | None:
-    """Raises nothing: neither what was sampled nor a harness' schema is a reason to fail a call."""
+    """Never raises: neither sampled text nor a harness's schema is a reason to fail a model call."""
     opened = OPEN_FUNCTION.match(text, start + len(OPEN_CALL))
     next_call = text.find(OPEN_CALL, start + len(OPEN_CALL))
     closed = CLOSE_FUNCTION.search(text, start, next_call if next_call >= 0 else len(text))
@@ -111,29 +111,22 @@ def _function_call(text: str, start: int, tools: Sequence[Mapping[str, Any]]) ->
         return None
     if not PARAMETERS.fullmatch(text, opened.end(), closed.start()):
         return None
-    # The parser would look at each of many spaces before the end for one more parameter.
+    # Without rstrip, the parser would search for one more parameter at each of many trailing spaces.
     inner = text[opened.end() : closed.start()].rstrip()
     markup = text[start : opened.end()] + inner + closed[0]
     try:
-        read = parse_response(markup, FUNCTION_TEMPLATE, prefix="", tools=[*_stated(tools)])
+        read = parse_response(markup, FUNCTION_TEMPLATE, prefix="", tools=[dict(tool) for tool in tools])
         function = read["call"]["function"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return _checked(start, closed.end(), function["name"], function["arguments"])
 
 
-def _stated(tools: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    return (dict(tool) for tool in tools)
-
-
 def _checked(start: int, end: int, name: Any, arguments: Any) -> FoundCall | None:
-    # A name in angle brackets could spell the end of a turn, where the next prompt would be cut.
+    # A name with angle brackets could contain the marker of a turn's end, where the next prompt would be cut.
     if not isinstance(name, str) or not name.isprintable() or not name or set(name) & set("<>"):
         return None
     try:
         return FoundCall(start, end, name, write_object(arguments))
     except (ValueError, RecursionError):
         return None
-
-
-_DECODER = json.JSONDecoder()

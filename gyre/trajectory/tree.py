@@ -1,7 +1,7 @@
 """The prefix tree of one attempt: nodes are runs of tokens that are appended and never split or changed.
 
-A branch inside a node is a child with a smaller ``parent_offset``. A context is placed by token
-identity: what the tree already holds is shared, and only the rest becomes a node.
+A branch inside a node is a child with a smaller ``parent_offset``. A context is placed by token identity:
+tokens that the tree already holds are shared, and only the rest becomes a node.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from gyre.trajectory.arrays import Ids, as_ids, common_prefix
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The place after the first ``offset`` tokens of a node; offset is at least 1."""
+    """The position after the first ``offset`` tokens of a node; ``offset`` is at least 1."""
 
     node: int
     offset: int
@@ -24,7 +24,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """``num_tokens`` ids that follow ``parent`` (None at a root). ``position`` is of the first one."""
+    """A run of ids that follow ``parent`` (None for a root); ``position`` is the depth of the first one."""
 
     index: int
     parent: Point | None
@@ -39,14 +39,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a context goes: it shares the path to ``point`` (None: nothing), then ``rest`` is new."""
+    """Where a context goes: it shares the path to ``point`` (None: shares nothing), and ``rest`` is new."""
 
     point: Point | None
     rest: Ids
 
 
 class PrefixTree:
-    """Grows by ``append`` only, so a reader never sees a path that was not committed."""
+    """A tree that only grows by ``append``, so that a reader never sees a path that was not committed."""
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes: dict[int, Node] = {}
@@ -67,11 +67,11 @@ class PrefixTree:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens held, each counted once."""
+        """Tokens in all nodes; shared ones count once."""
         return self._num_tokens
 
     def append(self, node: Node) -> None:
-        """Add a node below one that is here already. Raises ValueError if it does not fit there."""
+        """Add a root, or a node below an earlier one. Raises ValueError if it does not fit there."""
         expected = 0 if node.parent is None else self.depth(node.parent)
         if node.index in self._nodes or node.position != expected or not len(node.token_ids):
             raise ValueError(f"node {node.index} does not fit the tree at position {node.position}")
@@ -81,7 +81,7 @@ class PrefixTree:
         self._children[node.parent.node if node.parent else None].append(node.index)
 
     def depth(self, point: Point | None) -> int:
-        """Tokens on the path to a point."""
+        """Return the number of tokens on the path to a point."""
         if point is None:
             return 0
         node = self._nodes[point.node]
@@ -90,7 +90,7 @@ class PrefixTree:
         return node.position + point.offset
 
     def path_ids(self, point: Point | None) -> Ids:
-        """All tokens from the root to a point, shape (depth,)."""
+        """Return all tokens from the root to a point, shape (depth,)."""
         pieces: list[Ids] = []
         while point is not None:
             node = self._nodes[point.node]
@@ -99,10 +99,10 @@ class PrefixTree:
         return np.concatenate(pieces[::-1]) if pieces else as_ids([])
 
     def place(self, base: Point | None, ids: Ids) -> Placement:
-        """Where ``ids`` go that follow ``base``: the longest walk by token identity, and the rest.
+        """Find the longest path below ``base`` that ``ids`` share; the rest is new.
 
-        Each node is looked at once at most: two ways to the same tokens exist only through sampled
-        siblings, which are kept apart because each has log-probabilities of its own.
+        Visits each node at most once. Two paths with the same tokens exist only through sampled siblings,
+        which stay separate because each has its own log-probabilities.
         """
         best, best_used = base, 0
         todo = [(base, 0)] if base else self._entered(None, 0, 0, 0, ids)
@@ -118,7 +118,7 @@ class PrefixTree:
     def _entered(
         self, parent: int | None, offset: int, used: int, run: int, ids: Ids
     ) -> list[tuple[Point, int]]:
-        """The children that continue ``ids`` somewhere on the matched stretch of their parent."""
+        """Find the children that continue ``ids`` from a point on the matched stretch of their parent."""
         found: list[tuple[Point, int]] = []
         for index in self._children.get(parent, ()):
             child = self._nodes[index]

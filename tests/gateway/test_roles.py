@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.dialects import OpenAIChat
 from gateway.roles import call_role
 from gyre.contracts.errors import BadInput
 from gyre.contracts.roles import RoleRule
 from gyre.settings import harnesses
-from gyre.trajectory.dialects import from_openai
 from sandbox import adapters
 
 SHELL = {"type": "function", "function": {"name": "shell", "parameters": {}}}
@@ -16,7 +16,7 @@ SHELL = {"type": "function", "function": {"name": "shell", "parameters": {}}}
 
 def asked(*messages: tuple[str, str], tools: bool = True):
     said = [{"role": role, "content": text} for role, text in messages]
-    return from_openai({"model": "m", "messages": said, "tools": [SHELL] if tools else []})
+    return OpenAIChat().parse({"model": "m", "messages": said, "tools": [SHELL] if tools else []})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gpu_workers.trainer.data import Path
-from gyre.trajectory.extraction import Node, extract
+from gyre.trajectory.extraction import ExtractionNode, extract
 from gyre.trajectory.layout import head, segments_to
 
 
@@ -66,14 +66,14 @@ def random_path(
     )
 
 
-def random_nodes(rng: np.random.Generator, count: int, max_tokens: int = 9) -> list[Node]:
+def random_nodes(rng: np.random.Generator, count: int, max_tokens: int = 9) -> list[ExtractionNode]:
     """A tree that branches anywhere, inside nodes too; all but its root was sampled."""
-    nodes = list[Node]()
+    nodes = list[ExtractionNode]()
     for index in range(count):
         parent = nodes[rng.integers(index)] if index else None
         offset = int(rng.integers(1, parent.num_tokens + 1)) if parent else 0
         nodes.append(
-            Node(
+            ExtractionNode(
                 id=str(index),
                 parent_id=parent.id if parent else None,
                 parent_offset=offset,
@@ -87,7 +87,7 @@ def random_nodes(rng: np.random.Generator, count: int, max_tokens: int = 9) -> l
 
 
 def paths_of(
-    nodes: Sequence[Node], rng: np.random.Generator, execution: str = "e", advantage: float = 1.0
+    nodes: Sequence[ExtractionNode], rng: np.random.Generator, execution: str = "e", advantage: float = 1.0
 ) -> list[Path]:
     """Every trajectory that extraction finds, with tokens and log-probabilities sampled by nobody."""
     by_id = {node.id: node for node in nodes}

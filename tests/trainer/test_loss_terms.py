@@ -10,7 +10,7 @@ from gpu_workers.trainer.batch import needing_gradient
 from gpu_workers.trainer.data import Path, pack
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection
-from gyre.trajectory.extraction import Node
+from gyre.trajectory.extraction import ExtractionNode
 from tests.trainer.models import apart, paths_of, random_nodes
 from tests.trainer.test_trees import gradients, largest_error
 
@@ -31,11 +31,11 @@ SECTIONS = pytest.mark.parametrize(
 
 def two_turns(advantage: float = 0.7) -> Path:
     """Prompt, answer, tool output, answer."""
-    nodes = [Node("0", None, 0, 0, 6, False, "main")]
+    nodes = [ExtractionNode("0", None, 0, 0, 6, False, "main")]
     for index, (length, sampled) in enumerate([(4, True), (5, False), (3, True)], start=1):
         last = nodes[-1]
         position = last.position + last.num_tokens
-        nodes.append(Node(str(index), last.id, last.num_tokens, position, length, sampled, "main"))
+        nodes.append(ExtractionNode(str(index), last.id, last.num_tokens, position, length, sampled, "main"))
     (path,) = paths_of(nodes, np.random.default_rng(3), advantage=advantage)
     return path
 

@@ -13,7 +13,7 @@ from gpu_workers.trainer.data import Path, pack
 from gpu_workers.trainer.kernels import backward_kernel, forward_kernel, plain_backward, plain_forward
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection, OptimizerSection
-from gyre.trajectory.extraction import Node
+from gyre.trajectory.extraction import ExtractionNode
 from tests.trainer.models import apart, paths_of, random_nodes, save_model, tiny_config
 from tests.trajectory.test_extraction import trees
 
@@ -49,13 +49,15 @@ def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tens
     return max(error.item() for error in errors)
 
 
-def prompted(nodes: list[Node]) -> list[Node]:
+def prompted(nodes: list[ExtractionNode]) -> list[ExtractionNode]:
     """Roots are prompts: their first token has no context to be sampled in."""
     return [replace(n, trainable=n.trainable and n.parent_id is not None) for n in nodes]
 
 
 @given(st.lists(trees().map(prompted), min_size=1, max_size=3), st.integers(0, 1 << 20))
-def test_a_tree_has_the_gradient_of_its_paths(exact: Replica, forest: list[list[Node]], seed: int) -> None:
+def test_a_tree_has_the_gradient_of_its_paths(
+    exact: Replica, forest: list[list[ExtractionNode]], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     advantages = rng.normal(size=len(forest))
     paths = [
@@ -72,7 +74,10 @@ def test_a_tree_has_the_gradient_of_its_paths(exact: Replica, forest: list[list[
 
 def test_two_answers_of_one_token(exact: Replica) -> None:
     """No query has a choice of keys: what is left of its gradient is rounding."""
-    nodes = [Node("p", None, 0, 0, 1, False, "main"), *(Node(n, "p", 1, 1, 1, True, "main") for n in "ab")]
+    nodes = [
+        ExtractionNode("p", None, 0, 0, 1, False, "main"),
+        *(ExtractionNode(n, "p", 1, 1, 1, True, "main") for n in "ab"),
+    ]
     paths = paths_of(nodes, np.random.default_rng(0))
     assert len(pack(paths, CPU, torch.float64).row.tokens) == 1
     assert largest_error(gradients(exact, paths), gradients(exact, apart(paths))) < 1e-9
@@ -90,8 +95,8 @@ def test_a_large_tree(exact: Replica) -> None:
 
 def test_equal_siblings_stay_apart(exact: Replica) -> None:
     """Two samples of the same tokens in the same context are two targets each, with own log-probabilities."""
-    prompt = Node("p", None, 0, 0, 5, False, "main")
-    siblings = [Node(name, "p", 5, 5, 4, True, "main") for name in "ab"]
+    prompt = ExtractionNode("p", None, 0, 0, 5, False, "main")
+    siblings = [ExtractionNode(name, "p", 5, 5, 4, True, "main") for name in "ab"]
     first, second = paths_of([prompt, *siblings], np.random.default_rng(0))
     second = replace(second, tokens=first.tokens)
     row = pack([first, second], CPU, torch.float64).row

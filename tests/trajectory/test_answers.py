@@ -1,4 +1,4 @@
-"""Sampled text to reasoning, text and calls, in both forms; what cannot be read stays and is counted."""
+"""Sampled text to reasoning, text and calls, in both forms; malformed markup stays and is counted."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def read(text: str, *, in_thinking: bool = False, tools: Any = (TOOL,)) -> Answe
 
 
 def function(*parameters: tuple[str, str], name: str = "f") -> str:
-    """A call as Qwen3-Coder's template writes it."""
+    """Write a call as Qwen3-Coder's template does."""
     inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
@@ -34,7 +34,7 @@ def arguments(answer: Answer) -> list[Any]:
     return [json.loads(call.arguments) for call in answer.tool_calls]
 
 
-def test_json_calls_are_read_with_ids_of_their_own() -> None:
+def test_each_json_call_gets_its_own_id() -> None:
     answer = read(
         'Go.\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n'
         '<tool_call>{"name": "g"}</tool_call>'
@@ -46,19 +46,19 @@ def test_json_calls_are_read_with_ids_of_their_own() -> None:
     assert read('<tool_call>{"name": "g"}</tool_call>').tool_calls[0].id == answer.tool_calls[0].id
 
 
-def test_json_arguments_may_speak_of_the_markup() -> None:
-    said = {"text": "a </tool_call> b <tool_call>{ </think>"}
-    answer = read(f"<tool_call>{json.dumps({'name': 'f', 'arguments': said})}</tool_call> then")
-    assert (arguments(answer), answer.text, answer.num_malformed) == ([said], "then", 0)
+def test_json_arguments_may_contain_the_markup() -> None:
+    written = {"text": "a </tool_call> b <tool_call>{ </think>"}
+    answer = read(f"<tool_call>{json.dumps({'name': 'f', 'arguments': written})}</tool_call> then")
+    assert (arguments(answer), answer.text, answer.num_malformed) == ([written], "then", 0)
 
 
-def test_json_values_keep_the_types_that_the_policy_gave() -> None:
-    """Only markup without types gets them from the schema."""
+def test_json_values_keep_their_types() -> None:
+    """Only the form without types takes them from the schema."""
     assert arguments(read('<tool_call>{"name": "f", "arguments": {"n": "1"}}</tool_call>')) == [{"n": "1"}]
 
 
 def test_function_calls_are_typed_by_the_schema() -> None:
-    given_ = [
+    parameters = [
         ("n", "12"),
         ("x", "1.5"),
         ("yes", "True"),
@@ -66,14 +66,14 @@ def test_function_calls_are_typed_by_the_schema() -> None:
         ("text", "12"),
         ("other", "12"),
     ]
-    answer = read("Go.\n" + function(*given_) + "\n" + function(("n", "many"), ("some", "null"), name="f"))
+    answer = read("Go.\n" + function(*parameters) + "\n" + function(("n", "many"), ("some", "null")))
     expected = {"n": 12, "x": 1.5, "yes": True, "some": [1, {}], "text": "12", "other": "12"}
     assert arguments(answer) == [expected, {"n": "many", "some": None}]
     assert (answer.text, answer.num_malformed) == ("Go.", 0)
 
 
 def test_function_values_keep_their_spaces_and_tags() -> None:
-    """One line break on either side is the markup's; indentation is the policy's."""
+    """One line break on either side belongs to the markup; indentation belongs to the value."""
     code = "\n    if x:\n        return '</parameter>' + </function>\n"
     (answer,) = arguments(read(function(("text", code), ("n", "1"))))
     assert answer == {"text": code, "n": 1}
@@ -82,7 +82,7 @@ def test_function_values_keep_their_spaces_and_tags() -> None:
     assert arguments(read(function())) == [{}]
 
 
-def test_both_forms_may_stand_in_one_answer() -> None:
+def test_one_answer_may_use_both_forms() -> None:
     answer = read('<tool_call>{"name": "g"}</tool_call>' + function(("n", "1")))
     assert [call.name for call in answer.tool_calls] == ["g", "f"]
 
@@ -116,7 +116,8 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("payload", MALFORMED, ids=lambda payload: payload[:40])
-def test_a8_a9_malformed_calls_stay_in_the_text_and_are_counted(payload: str) -> None:
+def test_malformed_calls_stay_in_the_text_and_are_counted(payload: str) -> None:
+    """Elsewhere they only filled the log, and runs trained with no tool calls at all."""
     written = f"a <tool_call>{payload}</tool_call> b"
     answer = read(written)
     assert (answer.text, answer.tool_calls, answer.num_malformed) == (written, (), 1)
@@ -132,12 +133,12 @@ def test_a8_a9_malformed_calls_stay_in_the_text_and_are_counted(payload: str) ->
         '{"name": "f"}</tool_call>',
     ],
 )
-def test_a8_calls_that_were_cut_off_are_counted_and_not_made(written: str) -> None:
+def test_calls_that_were_cut_off_are_counted_and_not_made(written: str) -> None:
     answer = read(written)
     assert (answer.text, answer.tool_calls, answer.num_malformed) == (written, (), 1)
 
 
-def test_a9_a_good_call_is_read_behind_a_bad_one() -> None:
+def test_a_good_call_is_read_after_a_bad_one() -> None:
     good = '<tool_call>{"name": "g"}</tool_call>'
     for bad in ("<tool_call>{", "<tool_call><function=f><parameter=n>1", '<tool_call>{"name": "f"}'):
         answer = read(f"{bad} {good} {bad}")
@@ -146,7 +147,7 @@ def test_a9_a_good_call_is_read_behind_a_bad_one() -> None:
 
 
 def repeated(num: int) -> dict[str, str]:
-    """Answers with ``num`` tags that are no call, nearly."""
+    """Return answers with ``num`` tags that almost make a call."""
     parameters = "<parameter=n>1</parameter>" * num
     return {
         "junk before the end": f"<tool_call><function=f>{parameters}junk</function></tool_call>",
@@ -161,8 +162,8 @@ def repeated(num: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("num", [1, 2, 12, 2000, 10_000])
 @pytest.mark.parametrize("kind", repeated(1))
-def test_a8_repeated_tags_are_read_once(kind: str, num: int) -> None:
-    """To try each way to read them would not end: twelve parameters took a minute."""
+def test_repeated_tags_are_read_in_linear_time(kind: str, num: int) -> None:
+    """A backtracking expression needed a minute for twelve parameters."""
     answer = read(repeated(num)[kind])
     assert (answer.tool_calls, answer.num_malformed > 0) == ((), True)
 
@@ -174,7 +175,7 @@ def test_many_parameters_and_spaces_are_a_call() -> None:
 
 
 @pytest.mark.parametrize("properties", [3, [], {"n": 3}, {"n": {"type": 3}}, {"n": {"anyOf": 3}}])
-def test_rubbish_in_a_schema_is_no_crash(properties: Any) -> None:
+def test_rubbish_in_a_schema_does_not_raise(properties: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
     answer = read(function(("n", "1")), tools=[tool, {}, {"function": 3}])
     assert len(answer.tool_calls) + answer.num_malformed == 1
@@ -190,7 +191,7 @@ def test_reasoning_is_split_off() -> None:
     assert read("no <think> here").text == "no <think> here"
 
 
-def test_a8_calls_in_thoughts_that_never_end_are_counted() -> None:
+def test_calls_in_reasoning_that_never_ends_are_counted() -> None:
     call = '<tool_call>{"name": "g"}</tool_call>'
     lost = read(f"<think>I call {call}")
     assert (lost.tool_calls, lost.num_malformed) == ((), 1)
@@ -222,7 +223,7 @@ WRITTEN = st.lists(PIECES | st.text(max_size=4), max_size=14).map("".join)
 
 
 @given(WRITTEN, st.booleans())
-def test_no_sampled_text_breaks_the_record(text: str, in_thinking: bool) -> None:
+def test_any_sampled_text_can_be_recorded(text: str, in_thinking: bool) -> None:
     answer = read(text, in_thinking=in_thinking)
     stored = json.dumps(answer.as_json(), ensure_ascii=False).encode()
     assert Answer.from_json(json.loads(stored)) == answer
@@ -234,24 +235,24 @@ def test_no_sampled_text_breaks_the_record(text: str, in_thinking: bool) -> None
 
 
 @given(WRITTEN, st.booleans(), st.data())
-def test_what_is_said_so_far_is_the_beginning_of_the_answer(
+def test_a_live_answer_is_a_prefix_of_the_whole_answer(
     text: str, in_thinking: bool, data: st.DataObject
 ) -> None:
     answer = read(text, in_thinking=in_thinking)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     before = ("", "")
     for cut in [*cuts, len(text)]:
-        reasoning, said = said_so_far(text[:cut], in_thinking=in_thinking)
+        reasoning, sent = said_so_far(text[:cut], in_thinking=in_thinking)
         assert reasoning.startswith(before[0])
-        assert said.startswith(before[1])
-        before = reasoning, said
+        assert sent.startswith(before[1])
+        before = reasoning, sent
     assert (answer.reasoning or "").startswith(before[0])
     assert answer.text.startswith(before[1])
 
 
-def test_text_is_said_before_it_is_whole() -> None:
-    said = said_so_far("<think>a b\n</think>\n\nI look <tool_ca", in_thinking=False)
-    assert said == ("a b", "I look")
+def test_text_is_sent_before_it_is_complete() -> None:
+    sent = said_so_far("<think>a b\n</think>\n\nI look <tool_ca", in_thinking=False)
+    assert sent == ("a b", "I look")
     assert said_so_far("I look <tool_bag", in_thinking=False) == ("", "I look <tool_bag")
     assert said_so_far("wh", in_thinking=True) == ("wh", "")
     assert said_so_far("caf\ufffd", in_thinking=False) == ("", "caf")

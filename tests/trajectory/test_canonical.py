@@ -1,4 +1,4 @@
-"""Canonical form: spellings that must not matter, and those that must."""
+"""The canonical form: differences that must not break a match, and those that must."""
 
 import json
 from dataclasses import replace
@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects import AnthropicMessages, OpenAIChat, OpenAIResponses
+from gateway.dialects.reading import parse_body
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.canonical import (
     BILLING_HEADER,
@@ -24,8 +26,11 @@ from gyre.trajectory.canonical import (
     restore,
     without_billing,
 )
-from gyre.trajectory.dialects import from_anthropic, from_openai, from_responses, parse_body
 from gyre.trajectory.missing_ids import saying, with_recorded_ids
+
+read_anthropic = AnthropicMessages().parse
+read_openai = OpenAIChat().parse
+read_responses = OpenAIResponses().parse
 
 
 def key_of(request: CanonicalRequest) -> str:
@@ -33,14 +38,16 @@ def key_of(request: CanonicalRequest) -> str:
 
 
 def ask(*messages: dict[str, Any], **more: Any) -> CanonicalRequest:
-    return from_anthropic({"model": "m", "messages": list(messages), **more})
+    return read_anthropic({"model": "m", "messages": list(messages), **more})
 
 
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_a16_billing_header_does_not_enter() -> None:
+def test_the_billing_header_is_in_no_key() -> None:
+    """Claude Code changes the hash in it with every request, which broke every prefix."""
+
     def system(*texts: str) -> list[dict[str, str]]:
         return [{"type": "text", "text": text} for text in texts]
 
@@ -50,29 +57,30 @@ def test_a16_billing_header_does_not_enter() -> None:
     assert key_of(first) == key_of(second) == key_of(ask(user("x"), system="be good"))
 
 
-def test_a18_cache_control_and_list_or_string_do_not_matter() -> None:
+def test_cache_markers_and_list_or_string_are_in_no_key() -> None:
+    """Cache markers move from request to request, which changed the messages of a shared prefix."""
     marked = user([{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}])
     assert key_of(ask(marked)) == key_of(ask(user("x")))
 
 
-def test_a16_only_the_line_of_the_billing_header_goes() -> None:
-    """Also where a harness joined its system blocks to one text."""
+def test_only_the_line_of_the_billing_header_is_dropped() -> None:
+    """The rest stays where a harness joined its system blocks into one text."""
     joined = ask(user("x"), system="x-anthropic-billing-header: cch=1;\nbe good")
     assert joined.messages[0] == Message("system", ("be good",))
 
 
-def test_volatile_fields_do_not_enter() -> None:
-    """Sampling wishes, ids of items, metadata with counters and times: all that Codex and Claude send."""
-    told = {"metadata": {"user_id": "s1"}, "context_management": {}, "thinking": {"type": "enabled"}}
-    wishes = {"stream": True, "temperature": 0, "max_tokens": 3}
-    assert key_of(ask(user("x"), **wishes, **told)) == key_of(ask(user("x")))
+def test_volatile_fields_are_in_no_key() -> None:
+    """Codex and Claude Code send sampling parameters, item ids, and metadata with counters and times."""
+    metadata = {"metadata": {"user_id": "s1"}, "context_management": {}, "thinking": {"type": "enabled"}}
+    sampling = {"stream": True, "temperature": 0, "max_tokens": 3}
+    assert key_of(ask(user("x"), **sampling, **metadata)) == key_of(ask(user("x")))
 
     def codex(turn: int) -> CanonicalRequest:
         text = [{"type": "input_text", "text": "x"}]
         item = {"type": "message", "role": "user", "id": f"msg_{turn}", "content": text}
         counters = {"window_number": turn, "turn_started_at_unix_ms": turn}
         volatile = {"client_metadata": counters, "prompt_cache_key": str(turn), "include": ["a"] * turn}
-        return from_responses({"model": "m", "input": [item], **volatile})
+        return read_responses({"model": "m", "input": [item], **volatile})
 
     assert key_of(codex(1)) == key_of(codex(2)) == key_of(ask(user("x")))
 
@@ -88,19 +96,19 @@ def test_volatile_fields_do_not_enter() -> None:
         ask({"role": "system", "content": "x"}),
     ],
 )
-def test_what_is_said_matters(other: CanonicalRequest) -> None:
+def test_other_content_changes_the_key(other: CanonicalRequest) -> None:
     assert key_of(other) != key_of(ask(user("x")))
 
 
 TOOLS = [{"name": "t", "input_schema": {}}, {"name": "u", "input_schema": {}}]
 
 
-def test_other_tools_break_a_match_and_so_does_their_order() -> None:
+def test_other_tools_or_another_order_of_them_change_the_key() -> None:
     keys = {key_of(ask(user("x"), tools=tools)) for tools in (TOOLS, TOOLS[::-1], TOOLS[:1], [])}
     assert len(keys) == 4
 
 
-def test_another_model_or_template_breaks_a_match() -> None:
+def test_another_model_or_template_changes_the_key() -> None:
     scopes = ("m|template", "m|other template", "other model|template")
     assert len({chain((), [Message("user", ("x",))], scope).keys[0] for scope in scopes}) == 3
 
@@ -110,20 +118,21 @@ def test_system_messages_in_the_middle_stay_in_place() -> None:
     assert roles == ["user", "system", "user"]
 
 
-def test_tool_results_stand_in_their_place() -> None:
+def test_tool_results_become_messages_at_their_place() -> None:
     result = {"type": "tool_result", "tool_use_id": "i", "content": [{"type": "text", "text": "r"}]}
     messages = ask(user([result, {"type": "text", "text": "more"}])).messages
     assert messages == (Message("tool", ("r",), tool_call_id="i"), Message("user", ("more",)))
 
 
-def test_a2_tool_calls_are_kept_and_both_dialects_agree() -> None:
+def test_tool_calls_are_kept_and_both_dialects_agree() -> None:
+    """A normalization that dropped tool calls would tokenize the next prompt differently."""
     anthropic = ask(
         user("x"),
         {"role": "assistant", "content": [{"type": "tool_use", "id": "i", "name": "f", "input": {"a": 1}}]},
         user([{"type": "tool_result", "tool_use_id": "i", "content": "r"}]),
     )
     call = {"id": "i", "type": "function", "function": {"name": "f", "arguments": '{ "a":1 }'}}
-    openai = from_openai(
+    openai = read_openai(
         {
             "model": "m",
             "messages": [
@@ -163,7 +172,7 @@ MESSAGES = st.builds(
 @given(MESSAGES, MESSAGES)
 def test_distinct_messages_stay_distinct(one: Message, other: Message) -> None:
     def values(message: Message) -> Message:
-        """With arguments as the JSON values that they are compared as."""
+        """Replace arguments by the JSON values they are compared as."""
         calls = [replace(call, arguments=value_of(call.arguments)) for call in message.tool_calls]
         return replace(message, tool_calls=tuple(calls))
 
@@ -171,7 +180,7 @@ def test_distinct_messages_stay_distinct(one: Message, other: Message) -> None:
 
 
 def value_of(arguments: str) -> str:
-    """``1`` and ``1.0`` are two values here, as true and 1 are."""
+    """Return a text per JSON value: ``1``, ``1.0`` and ``true`` are three values."""
     try:
         return "value " + json.dumps(json.loads(arguments), sort_keys=True)
     except ValueError:
@@ -182,8 +191,8 @@ def value_of(arguments: str) -> str:
 def test_spacing_and_order_of_arguments_do_not_matter(arguments: dict[str, Any], random: Random) -> None:
     names = list(arguments)
     random.shuffle(names)
-    respelt = json.dumps({name: arguments[name] for name in names}, ensure_ascii=False, indent=3)
-    one, other = ToolCall("i", "f", json.dumps(arguments)), ToolCall("i", "f", respelt)
+    respelled = json.dumps({name: arguments[name] for name in names}, ensure_ascii=False, indent=3)
+    one, other = ToolCall("i", "f", json.dumps(arguments)), ToolCall("i", "f", respelled)
     assert message_bytes(assistant("", [one])) == message_bytes(assistant("", [other]))
 
 
@@ -201,21 +210,21 @@ def test_canonical_forms_are_their_own_canonical_form(text: str) -> None:
     assert without_billing(without_billing(text)) == without_billing(text)
 
 
-def test_calls_without_ids_get_those_of_the_conversation_they_are_in() -> None:
-    """The policy said the same twice, and another conversation has it too."""
-    said = [assistant("", [ToolCall(f"id{i}", "f", '{"x": 1}')]) for i in range(3)]
+def test_calls_without_ids_get_those_of_their_own_conversation() -> None:
+    """The same call was sampled twice here, and once in another conversation."""
+    sampled = [assistant("", [ToolCall(f"id{i}", "f", '{"x": 1}')]) for i in range(3)]
     unnamed = assistant("", [ToolCall("#0", "f", '{ "x":1 }')])
     results = [Message("tool", ("r",), tool_call_id=f"id{i}") for i in range(2)]
-    recorded = [Message("user", ("go",)), said[0], results[0], said[1], results[1]]
-    elsewhere = chain((), [Message("user", ("no",)), said[2]]).keys
+    recorded = [Message("user", ("go",)), sampled[0], results[0], sampled[1], results[1]]
+    elsewhere = chain((), [Message("user", ("no",)), sampled[2]]).keys
     known = {*chain((), recorded).keys, *elsewhere}
     result = Message("tool", ("r",), tool_call_id="#0")
     asked = [recorded[0], unnamed, result, unnamed, result]
-    found = with_recorded_ids(first_key(()), asked, {saying(unnamed): said}, known)
+    found = with_recorded_ids(first_key(()), asked, {saying(unnamed): sampled}, known)
     assert [message.tool_call_id for message in found if message.role == "tool"] == ["id0", "id1"]
     assert chain((), found).keys == chain((), recorded).keys
     stranger = [Message("user", ("who?",)), unnamed, result]
-    assert with_recorded_ids(first_key(()), stranger, {saying(unnamed): said}, known) == tuple(stranger)
+    assert with_recorded_ids(first_key(()), stranger, {saying(unnamed): sampled}, known) == tuple(stranger)
 
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=6))
@@ -233,25 +242,25 @@ SHARED = st.lists(
 
 
 @given(before=SHARED, messages=SHARED, scopes=st.tuples(*[st.sampled_from("xy")] * 2), tools=st.booleans())
-def test_what_was_hashed_before_changes_no_key(
+def test_keys_do_not_depend_on_what_was_hashed_before(
     before: list[Message], messages: list[Message], scopes: tuple[str, str], tools: bool
 ) -> None:
-    """The conversation that was asked for before may be its beginning, its sibling, or any other."""
+    """The conversation before may be a prefix, a sibling, or unrelated."""
     known = chain([{}] if tools else [], before, scopes[0])
     assert chain([], messages, scopes[1], known) == chain([], messages, scopes[1])
 
 
-def test_halves_of_surrogate_pairs_become_replacement_characters() -> None:
+def test_lone_surrogates_become_replacement_characters() -> None:
     body = parse_body(
         b'{"messages": [{"role": "user", "content": "cut \\ud83d"}], "model": "\\ud83d\\ude00"}'
     )
-    request = from_anthropic(body)
+    request = read_anthropic(body)
     assert request.messages[0].content == ("cut \ufffd",)
     assert request.model == "\U0001f600"
     assert key_of(request)
 
 
-def test_parts_that_are_no_text_get_one_sentence() -> None:
+def test_parts_that_are_not_text_are_refused_in_one_sentence() -> None:
     with pytest.raises(BadInput, match="'image' cannot be read"):
         ask(user("x"), {"role": "assistant", "content": [{"type": "image", "source": {}}]})
     with pytest.raises(BadInput, match="only client tools"):

@@ -1,4 +1,4 @@
-"""Extraction: every sampled token a target at most once, whatever the order of arrival."""
+"""Extraction: every sampled token is a target at most once, in any order of arrival."""
 
 import random
 from collections import Counter
@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.contracts.roles import TRAINED_ROLES
-from gyre.trajectory.extraction import Node, extract
+from gyre.trajectory.extraction import ExtractionNode, extract
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> list[Node]:
-    """Random append-only trees with branches inside nodes."""
-    nodes: list[Node] = []
+def trees(draw: st.DrawFn) -> list[ExtractionNode]:
+    """Draw append-only trees with branches inside nodes."""
+    nodes: list[ExtractionNode] = []
     for index in range(draw(st.integers(1, 14))):
         parent = draw(st.sampled_from([None, *nodes])) if nodes else None
         size = draw(st.integers(1, 5))
@@ -22,7 +22,7 @@ def trees(draw: st.DrawFn) -> list[Node]:
         if parent is not None:
             offset = draw(st.one_of(st.just(parent.num_tokens), st.integers(1, parent.num_tokens)))
         nodes.append(
-            Node(
+            ExtractionNode(
                 id=f"n{index}",
                 parent_id=parent.id if parent else None,
                 parent_offset=offset,
@@ -36,7 +36,7 @@ def trees(draw: st.DrawFn) -> list[Node]:
 
 
 @given(trees(), st.integers(1, 20))
-def test_each_target_once_and_only_sampled(nodes: list[Node], max_paths: int) -> None:
+def test_each_target_is_sampled_and_occurs_once(nodes: list[ExtractionNode], max_paths: int) -> None:
     by_id = {node.id: node for node in nodes}
     paths = extract(nodes, max_paths=max_paths, seed="s")
     counted = Counter(target for path in paths for target in path.target_ids)
@@ -49,21 +49,23 @@ def test_each_target_once_and_only_sampled(nodes: list[Node], max_paths: int) ->
 
 
 @given(trees())
-def test_without_a_cap_every_trainable_token_is_a_target(nodes: list[Node]) -> None:
+def test_without_a_cap_every_trainable_token_is_a_target(nodes: list[ExtractionNode]) -> None:
     paths = extract(nodes, max_paths=len(nodes), seed="s")
     expected = {node.id for node in nodes if node.trainable and node.role in TRAINED_ROLES}
     assert {target for path in paths for target in path.target_ids} == expected
 
 
 @given(trees(), st.integers(1, 5), st.randoms())
-def test_independent_of_arrival_order(nodes: list[Node], cap: int, order: random.Random) -> None:
+def test_paths_do_not_depend_on_arrival_order(
+    nodes: list[ExtractionNode], cap: int, order: random.Random
+) -> None:
     shuffled = list(nodes)
     order.shuffle(shuffled)
     assert extract(shuffled, max_paths=cap, seed="x") == extract(nodes, max_paths=cap, seed="x")
 
 
 @given(trees(), st.integers(1, 20))
-def test_the_highest_role_that_has_unmasked_tokens_comes_next(nodes: list[Node], cap: int) -> None:
+def test_the_highest_role_that_has_unmasked_tokens_comes_next(nodes: list[ExtractionNode], cap: int) -> None:
     by_id = {node.id: node for node in nodes}
     left = {node.id for node in nodes if node.trainable and node.role in TRAINED_ROLES}
     for path in extract(nodes, max_paths=cap, seed="s"):
@@ -74,8 +76,8 @@ def test_the_highest_role_that_has_unmasked_tokens_comes_next(nodes: list[Node],
 
 
 @given(trees(), st.integers(1, 20))
-def test_a_chosen_path_is_masked_whole(nodes: list[Node], cap: int) -> None:
-    """Everything trainable on it is its target or was one before, so no later path trains it."""
+def test_the_whole_path_is_masked(nodes: list[ExtractionNode], cap: int) -> None:
+    """Every trainable node on a path is its target or was one before, so no later path trains it."""
     by_id = {node.id: node for node in nodes}
     done: set[str] = set()
     for path in extract(nodes, max_paths=cap, seed="s"):
@@ -85,8 +87,8 @@ def test_a_chosen_path_is_masked_whole(nodes: list[Node], cap: int) -> None:
         done |= trainable
 
 
-def walk(by_id: dict[str, Node], leaf: str) -> Iterator[tuple[str, int]]:
-    """(node, how many of its tokens are on the path) from a leaf to its root."""
+def walk(by_id: dict[str, ExtractionNode], leaf: str) -> Iterator[tuple[str, int]]:
+    """Yield (node, how many of its tokens are on the path) from a leaf to its root."""
     name, taken = leaf, by_id[leaf].num_tokens
     while True:
         yield name, taken
@@ -97,21 +99,24 @@ def walk(by_id: dict[str, Node], leaf: str) -> Iterator[tuple[str, int]]:
 
 
 @given(trees(), st.integers(1, 5), st.text(max_size=3))
-def test_the_same_seed_gives_the_same_paths(nodes: list[Node], cap: int, seed: str) -> None:
+def test_the_same_seed_gives_the_same_paths(nodes: list[ExtractionNode], cap: int, seed: str) -> None:
     assert extract(nodes, max_paths=cap, seed=seed) == extract(nodes, max_paths=cap, seed=seed)
 
 
-def fork(sizes: dict[str, int]) -> list[Node]:
-    """A shared answer of 50 tokens, with an answer of each size behind it."""
-    root = Node("root", None, 0, 0, 50, trainable=True, role="main")
-    behind = [Node(name, "root", 50, 50, size, trainable=True, role="main") for name, size in sizes.items()]
-    side = Node("side", None, 0, 0, 10_000, trainable=True, role="side")
-    context = Node("context", "root", 50, 50, 10_000, trainable=False, role="main")
+def fork(sizes: dict[str, int]) -> list[ExtractionNode]:
+    """Build a shared answer of 50 tokens, followed by an answer of each size."""
+    root = ExtractionNode("root", None, 0, 0, 50, trainable=True, role="main")
+    behind = [
+        ExtractionNode(name, "root", 50, 50, size, trainable=True, role="main")
+        for name, size in sizes.items()
+    ]
+    side = ExtractionNode("side", None, 0, 0, 10_000, trainable=True, role="side")
+    context = ExtractionNode("context", "root", 50, 50, 10_000, trainable=False, role="main")
     return [root, *behind, side, context]
 
 
-def test_a_leaf_is_drawn_by_its_unmasked_tokens() -> None:
-    """First 50 more for each leaf (also for the one of context alone), then only what the first path left."""
+def test_a_leaf_is_drawn_in_proportion_to_its_unmasked_tokens() -> None:
+    """The shared 50 count for each leaf at first (also for one of context only), then for none."""
     sizes = {"a": 10, "b": 40, "c": 150}
     draws = [extract(fork(sizes), max_paths=2, seed=str(number)) for number in range(4000)]
     first = Counter(paths[0].leaf_id for paths in draws)
@@ -127,24 +132,26 @@ def test_a_leaf_is_drawn_by_its_unmasked_tokens() -> None:
 
 
 def test_a_long_execution_costs_nodes_times_paths() -> None:
-    """Counted, not timed: 1,000 turns, each re-asked once, look at each node as often as 20 turns do."""
+    """Counted, not timed: each node of 1,000 turns, each asked twice, is hashed as often as one of 20."""
 
     class Counting(str):
-        looked_at = 0
+        num_hashed = 0
 
         def __hash__(self) -> int:
-            Counting.looked_at += 1
+            Counting.num_hashed += 1
             return super().__hash__()
 
-    def looks(turns: int) -> float:
-        nodes: list[Node] = []
+    def hashes_per_node(turns: int) -> float:
+        nodes: list[ExtractionNode] = []
         for turn in range(turns):
             parent = nodes[-2] if nodes else None
             place = (None, 0, 0) if parent is None else (parent.id, 10, parent.position + 10)
             for kind in ("answer", "again"):
-                nodes.append(Node(Counting(f"{kind}{turn}"), *place, 10, trainable=True, role="main"))
-        Counting.looked_at = 0
+                nodes.append(
+                    ExtractionNode(Counting(f"{kind}{turn}"), *place, 10, trainable=True, role="main")
+                )
+        Counting.num_hashed = 0
         assert len(extract(nodes, max_paths=5, seed="s")) == 5
-        return Counting.looked_at / len(nodes)
+        return Counting.num_hashed / len(nodes)
 
-    assert looks(1000) < 1.5 * looks(20)
+    assert hashes_per_node(1000) < 1.5 * hashes_per_node(20)

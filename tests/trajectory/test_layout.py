@@ -1,4 +1,4 @@
-"""A packed row against its definition: every token sees exactly the path to it."""
+"""A packed row against its definition: every token attends to exactly the path to it."""
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +10,7 @@ from tests.trajectory.test_extraction import trees
 
 @st.composite
 def forests(draw: st.DrawFn) -> list[Segments]:
-    """Paths to nodes of some trees, each cut somewhere."""
+    """Draw paths to nodes of some trees, each cut somewhere."""
     found = list[Segments]()
     for number, nodes in enumerate(draw(st.lists(trees(), min_size=1, max_size=3))):
         by_id = {node.id: node for node in nodes}
@@ -24,8 +24,8 @@ def tokens_of(path: Segments) -> list[tuple[str, int]]:
     return [(node, offset) for node, count in path for offset in range(count)]
 
 
-def seen(layout: Layout) -> np.ndarray:
-    """[S, S] how often a token (row) sees another (column)."""
+def attended(layout: Layout) -> np.ndarray:
+    """Return [S, S]: how often a token (row) attends to another (column)."""
     matrix = np.zeros((layout.num_tokens, layout.num_tokens), int)
     for start, stop in layout.chains:
         matrix[start:stop, start:stop] += np.tri(stop - start, dtype=int)
@@ -46,17 +46,17 @@ def test_every_token_is_in_the_row_once(paths: list[Segments]) -> None:
 
 
 @given(forests())
-def test_a_token_sees_the_path_to_it_once_and_nothing_else(paths: list[Segments]) -> None:
+def test_a_token_attends_to_the_path_to_it_once_and_to_nothing_else(paths: list[Segments]) -> None:
     layout = lay_out(paths)
     expected = np.zeros((layout.num_tokens, layout.num_tokens), int)
     for rows in layout.rows:
         for place, row in enumerate(rows):
             expected[row, rows[: place + 1]] = 1
-    assert (seen(layout) == expected).all()
+    assert (attended(layout) == expected).all()
 
 
 @given(forests())
-def test_chains_are_as_few_as_leaves(paths: list[Segments]) -> None:
+def test_there_is_one_chain_per_leaf(paths: list[Segments]) -> None:
     layout = lay_out(paths)
     last = {int(rows[-1]) for rows in layout.rows}
     inner = {int(a) for rows in layout.rows for a in rows[:-1]}
@@ -66,7 +66,7 @@ def test_chains_are_as_few_as_leaves(paths: list[Segments]) -> None:
 
 
 def test_side_branches_do_not_nest() -> None:
-    """A trunk with a branch after each node: the trunk is one chain, and each branch hangs on it."""
+    """In a trunk with a branch after each node, the trunk is one chain and each branch attends to it."""
     trunk = [(f"n{i}", 10) for i in range(20)]
     paths = [[*trunk[:i], (f"branch {i}", 5)] for i in range(1, 20)] + [trunk]
     layout = lay_out(paths)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.contracts.lifecycle import MicroStepKind
-from gyre.trajectory.extraction import Node, extract
+from gyre.trajectory.extraction import ExtractionNode, extract
 from gyre.trajectory.layout import head, lay_out, segments_to
 from gyre.trajectory.packing import Item, Packed, pack
 from tests.trajectory.test_extraction import trees
@@ -16,7 +16,7 @@ budgets = st.integers(5, 60)
 EVERYBODY = {f"e{number}" for number in range(4)}
 
 
-def items_of(execution: str, nodes: list[Node]) -> list[Item]:
+def items_of(execution: str, nodes: list[ExtractionNode]) -> list[Item]:
     """The extracted trajectories of a tree; node ids of executions differ."""
     by_id = {node.id: node for node in nodes}
     found = list[Item]()

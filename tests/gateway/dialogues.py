@@ -1,4 +1,4 @@
-"""One conversation said in each dialect, for properties about all of them."""
+"""Random dialogues, each written as a request of every dialect, for properties about all of them."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user says, what the policy answers, and what its calls give back."""
+    """A user's text, the answer of the policy, and the results of its calls."""
 
     user: str
     text: str
@@ -28,7 +28,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class Dialogue:
     system: str
     turns: tuple[Turn, ...]
     last: str
@@ -36,7 +36,7 @@ class Spoken:
     """Name and description."""
 
 
-# Postgres and JSON bear all of Unicode but halves of surrogate pairs.
+# Postgres and JSON accept all of Unicode except lone surrogates.
 LETTERS = st.characters(exclude_categories=["Cs"])
 TEXT = st.text(LETTERS, min_size=1, max_size=12).filter(str.strip)
 NAME = st.from_regex(r"[a-z_]{1,9}", fullmatch=True)
@@ -55,7 +55,7 @@ ARGUMENTS = st.dictionaries(st.text(LETTERS, max_size=5), JSON, max_size=3)
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> Spoken:
+def dialogues(draw: st.DrawFn) -> Dialogue:
     turns: list[Turn] = []
     for number in range(draw(st.integers(0, 3))):
         count = draw(st.integers(0, 2))
@@ -65,7 +65,7 @@ def conversations(draw: st.DrawFn) -> Spoken:
         reasoning = draw(st.just("") | TEXT)
         turns.append(Turn(draw(TEXT), draw(TEXT), reasoning, calls))
     tools = draw(st.lists(st.tuples(NAME, st.just("") | TEXT), max_size=2))
-    return Spoken(draw(st.just("") | TEXT), tuple(turns), draw(TEXT), tuple(tools))
+    return Dialogue(draw(st.just("") | TEXT), tuple(turns), draw(TEXT), tuple(tools))
 
 
 def _json(value: Any, *, spaced: bool) -> str:
@@ -73,12 +73,12 @@ def _json(value: Any, *, spaced: bool) -> str:
     return json.dumps(value, ensure_ascii=spaced, separators=separators)
 
 
-def in_anthropic(said: Spoken) -> dict[str, Any]:
-    """Texts as lists with cache marks, results first in the user's next message."""
+def in_anthropic(dialogue: Dialogue) -> dict[str, Any]:
+    """Write texts as lists with cache markers, and results first in the user's next message."""
     marked = {"cache_control": {"type": "ephemeral"}}
     messages: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    for turn in said.turns:
+    for turn in dialogue.turns:
         messages.append(
             {"role": "user", "content": [*results, {"type": "text", "text": turn.user, **marked}]}
         )
@@ -90,17 +90,18 @@ def in_anthropic(said: Spoken) -> dict[str, Any]:
         for call in turn.calls:
             blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments})
         messages.append({"role": "assistant", "content": blocks})
-    messages.append({"role": "user", "content": [*results, {"type": "text", "text": said.last}]})
-    tools = [{"name": name, "description": text, "input_schema": TOOL} for name, text in said.tools]
+    messages.append({"role": "user", "content": [*results, {"type": "text", "text": dialogue.last}]})
+    tools = [{"name": name, "description": text, "input_schema": TOOL} for name, text in dialogue.tools]
     system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}]
-    system += [{"type": "text", "text": said.system}] if said.system else []
+    system += [{"type": "text", "text": dialogue.system}] if dialogue.system else []
     return {"model": "m", "messages": messages, "tools": tools, "system": system, "max_tokens": 9}
 
 
-def in_openai(said: Spoken) -> dict[str, Any]:
-    """Arguments spaced out, letters escaped."""
-    messages: list[dict[str, Any]] = [{"role": "developer", "content": said.system}] if said.system else []
-    for turn in said.turns:
+def in_openai(dialogue: Dialogue) -> dict[str, Any]:
+    """Write arguments with extra spaces and escaped letters."""
+    system = {"role": "developer", "content": dialogue.system}
+    messages: list[dict[str, Any]] = [system] if dialogue.system else []
+    for turn in dialogue.turns:
         messages.append({"role": "user", "content": turn.user})
         calls = [
             {
@@ -114,18 +115,18 @@ def in_openai(said: Spoken) -> dict[str, Any]:
         messages.append(answer | ({"tool_calls": calls} if calls else {}))
         for call in turn.calls:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": call.result})
-    messages.append({"role": "user", "content": [{"type": "text", "text": said.last}]})
+    messages.append({"role": "user", "content": [{"type": "text", "text": dialogue.last}]})
     tools = [
         {"type": "function", "function": {"name": name, "description": text, "parameters": TOOL}}
-        for name, text in said.tools
+        for name, text in dialogue.tools
     ]
     return {"model": "m", "messages": messages, "tools": tools, "stream": True, "temperature": 0.3}
 
 
-def in_responses(said: Spoken) -> dict[str, Any]:
-    """With ids of items, metadata and tools of the vendor's, as Codex sends them."""
+def in_responses(dialogue: Dialogue) -> dict[str, Any]:
+    """Write item ids, metadata and a hosted tool too, as Codex does."""
     items: list[dict[str, Any]] = []
-    for number, turn in enumerate(said.turns):
+    for number, turn in enumerate(dialogue.turns):
         content = [{"type": "input_text", "text": turn.user}]
         items.append({"type": "message", "role": "user", "id": f"m{number}", "content": content})
         if turn.reasoning:
@@ -135,26 +136,26 @@ def in_responses(said: Spoken) -> dict[str, Any]:
         items.append({"type": "message", "role": "assistant", "id": f"a{number}", "content": text})
         for call in turn.calls:
             arguments = _json(call.arguments, spaced=False)
-            told = {"call_id": call.id, "name": call.name, "arguments": arguments}
-            items.append({"type": "function_call", "id": f"f{call.id}", **told})
+            function = {"call_id": call.id, "name": call.name, "arguments": arguments}
+            items.append({"type": "function_call", "id": f"f{call.id}", **function})
         for call in turn.calls:
             items.append({"type": "function_call_output", "call_id": call.id, "output": call.result})
-    items.append({"role": "user", "content": said.last})
+    items.append({"role": "user", "content": dialogue.last})
     tools: list[dict[str, Any]] = [
         {"type": "function", "name": name, "description": text, "parameters": TOOL, "strict": False}
-        for name, text in said.tools
+        for name, text in dialogue.tools
     ]
     tools.append({"type": "web_search"})
     metadata = {"turn_started_at_unix_ms": "17", "window_number": "3"}
-    told = {"instructions": said.system, "prompt_cache_key": "k", "client_metadata": metadata}
-    return {"model": "m", "input": items, "tools": tools, "store": False, **told}
+    body = {"model": "m", "input": items, "tools": tools, "store": False, "prompt_cache_key": "k"}
+    return body | {"instructions": dialogue.system, "client_metadata": metadata}
 
 
-def in_google(said: Spoken) -> dict[str, Any]:
-    """Each part of an answer as a content of its own, types in capitals."""
+def in_google(dialogue: Dialogue) -> dict[str, Any]:
+    """Write each part of an answer as a separate content, and types in capitals."""
     contents: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    for turn in said.turns:
+    for turn in dialogue.turns:
         contents.append({"role": "user", "parts": [*results, {"text": turn.user}]})
         parts: list[dict[str, Any]] = [{"text": turn.reasoning, "thought": True}] if turn.reasoning else []
         parts.append({"text": turn.text})
@@ -165,9 +166,9 @@ def in_google(said: Spoken) -> dict[str, Any]:
             {"functionResponse": {"id": c.id, "name": c.name, "response": {"output": c.result}}}
             for c in turn.calls
         ]
-    contents.append({"role": "user", "parts": [*results, {"text": said.last}]})
+    contents.append({"role": "user", "parts": [*results, {"text": dialogue.last}]})
     properties = {"x": {"type": "STRING"}, "type": {"type": "INTEGER"}}
     schema = {"type": "OBJECT", "properties": properties}
-    declared = [{"name": name, "description": text, "parameters": schema} for name, text in said.tools]
+    declared = [{"name": name, "description": text, "parameters": schema} for name, text in dialogue.tools]
     body: dict[str, Any] = {"contents": contents, "tools": [{"functionDeclarations": declared}]}
-    return body | ({"systemInstruction": {"parts": [{"text": said.system}]}} if said.system else {})
+    return body | ({"systemInstruction": {"parts": [{"text": dialogue.system}]}} if dialogue.system else {})

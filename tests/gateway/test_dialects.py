@@ -1,4 +1,4 @@
-"""Reading requests: one conversation is one canonical form in every dialect, and rubbish is one sentence."""
+"""Reading requests: a dialogue has one canonical form in every dialect; rubbish is refused clearly."""
 
 import contextlib
 import copy
@@ -11,39 +11,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects import AnthropicMessages, GoogleGenerate, OpenAIChat, OpenAIResponses
+from gateway.dialects.reading import parse_body
 from gyre.contracts.errors import BadInput
 from gyre.trajectory.canonical import CanonicalRequest, Message, ToolCall, assistant, message_bytes
-from gyre.trajectory.dialects import (
-    from_anthropic,
-    from_google,
-    from_openai,
-    from_responses,
-    parse_body,
-)
-from tests.trajectory.spoken import (
+from tests.gateway.dialogues import (
     JSON,
     Call,
-    Spoken,
+    Dialogue,
     Turn,
-    conversations,
+    dialogues,
     in_anthropic,
     in_google,
     in_openai,
     in_responses,
 )
 
-
-def read_google(body: dict[str, Any]) -> CanonicalRequest:
-    return from_google(body, model="m", stream=False)
-
-
-READERS: dict[str, tuple[Callable[[Spoken], dict[str, Any]], Callable[..., CanonicalRequest]]] = {
-    "anthropic": (in_anthropic, from_anthropic),
-    "openai": (in_openai, from_openai),
-    "responses": (in_responses, from_responses),
+read_anthropic = AnthropicMessages().parse
+read_google = GoogleGenerate(model="m").parse
+read_openai = OpenAIChat().parse
+read_responses = OpenAIResponses().parse
+READERS: dict[str, tuple[Callable[[Dialogue], dict[str, Any]], Callable[..., CanonicalRequest]]] = {
+    "anthropic": (in_anthropic, read_anthropic),
+    "openai": (in_openai, read_openai),
+    "responses": (in_responses, read_responses),
     "google": (in_google, read_google),
 }
-RICH = Spoken(
+RICH = Dialogue(
     "be brief",
     (Turn("go", "I look.", "hm", (Call("a", "f", {"x": 1}, "r"), Call("b", "g", {}, "s"))),),
     "and now?",
@@ -51,10 +45,11 @@ RICH = Spoken(
 )
 
 
-@given(conversations())
-def test_a2_one_conversation_is_the_same_in_every_dialect(said: Spoken) -> None:
+@given(dialogues())
+def test_a_dialogue_has_the_same_canonical_form_in_every_dialect(dialogue: Dialogue) -> None:
+    """A normalization that dropped tool calls would tokenize the next prompt differently."""
     read = {
-        name: reader(parse_body(json.dumps(write(said)).encode()))
+        name: reader(parse_body(json.dumps(write(dialogue)).encode()))
         for name, (write, reader) in READERS.items()
     }
     forms = {
@@ -67,11 +62,11 @@ def test_a2_one_conversation_is_the_same_in_every_dialect(said: Spoken) -> None:
     }
     assert forms["anthropic"] == forms["openai"] == forms["responses"] == forms["google"]
     calls = [call.id for message in read["google"].messages for call in message.tool_calls]
-    assert calls == [call.id for turn in said.turns for call in turn.calls]
+    assert calls == [call.id for turn in dialogue.turns for call in turn.calls]
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values of a document are, the document itself apart."""
+    """Yield the path of every value inside a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)
@@ -81,7 +76,7 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("dialect", READERS)
 @pytest.mark.parametrize("rubbish", [None, True, 7, -1.5, "x", "", [], [[]], [3], {}, {"a": []}], ids=repr)
 def test_rubbish_in_any_field_is_read_or_refused(dialect: str, rubbish: Any) -> None:
-    """Never anything but a request or one sentence; what was read can be hashed and recorded."""
+    """A reader returns a request that can be hashed and recorded, or refuses; it never fails otherwise."""
     write, reader = READERS[dialect]
     for path in paths(write(RICH)):
         body = copy.deepcopy(write(RICH))
@@ -117,34 +112,34 @@ def test_any_object_is_read_or_refused(body: dict[str, Any]) -> None:
         b"null",
     ],
 )
-def test_bodies_that_no_json_column_takes_are_refused(raw: bytes) -> None:
+def test_bodies_that_a_json_column_rejects_are_refused(raw: bytes) -> None:
     with pytest.raises(BadInput, match="JSON"):
         parse_body(raw)
 
 
-def test_only_finite_numbers_are_recorded_as_wishes() -> None:
+def test_only_finite_numbers_are_recorded_as_sampling_parameters() -> None:
     body = parse_body(
         b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999, "top_p": true}'
     )
-    assert set(from_openai(body).requested) == {"model", "stream", "max_tokens"}
+    assert set(read_openai(body).requested) == {"model", "stream", "max_tokens"}
 
 
 def responses(*items: dict[str, Any] | str, **more: Any) -> CanonicalRequest:
-    return from_responses({"model": "m", "input": list(items), **more})
+    return read_responses({"model": "m", "input": list(items), **more})
 
 
-def test_responses_takes_a_text_and_instructions() -> None:
-    request = from_responses({"model": "m", "input": "hi", "instructions": "be good"})
+def test_responses_accepts_a_text_and_instructions() -> None:
+    request = read_responses({"model": "m", "input": "hi", "instructions": "be good"})
     assert request.messages == (Message("system", ("be good",)), Message("user", ("hi",)))
 
 
 def test_responses_items_of_one_answer_are_one_message() -> None:
-    """And a reasoning item begins the next answer, though nothing stands between them."""
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "one"}]}
+    """A reasoning item begins the next answer, even where nothing separates the two."""
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "one"}]}
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}]}
     user = {"role": "user", "content": "go"}
-    messages = responses(user, thought, said, call, thought, said).messages
+    messages = responses(user, thought, text, call, thought, text).messages
     assert messages == (
         Message("user", ("go",)),
         assistant("one", [ToolCall("c", "f", "{}")], reasoning="why"),
@@ -196,19 +191,19 @@ def test_responses_namespaces_are_flat_and_custom_tools_are_functions() -> None:
         ({"input": 3}, "input must be a text or a list"),
     ],
 )
-def test_responses_refuses_by_name(body: dict[str, Any], sentence: str) -> None:
+def test_responses_names_what_it_refuses(body: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
-        from_responses(body)
+        read_responses(body)
 
 
-def test_parts_of_results_that_are_no_text_leave_a_note() -> None:
-    """A tool may give back an image; the policy is told, and the harness goes on."""
+def test_parts_of_results_that_are_not_text_leave_a_note() -> None:
+    """A tool may return an image: the policy reads a note, and the harness goes on."""
     note = "left out: this model takes text only]"
     block = {"type": "tool_result", "tool_use_id": "i", "content": [{"type": "image", "source": {}}]}
     image = {"type": "function_call_output", "call_id": "i", "output": [{"type": "input_image"}]}
     part = {"functionResponse": {"name": "f", "response": {"output": "a"}, "parts": [{"inlineData": {}}]}}
     read = [
-        from_anthropic({"messages": [{"role": "user", "content": [block]}]}),
+        read_anthropic({"messages": [{"role": "user", "content": [block]}]}),
         responses(image),
         read_google({"contents": [{"role": "user", "parts": [part]}]}),
     ]
@@ -219,13 +214,13 @@ def test_parts_of_results_that_are_no_text_leave_a_note() -> None:
     ]
 
 
-def test_parts_of_the_users_turn_that_are_no_text_leave_a_note() -> None:
-    """Some harnesses put what a tool read there; refused, it would be refused in every later request."""
+def test_parts_of_the_users_turn_that_are_not_text_leave_a_note() -> None:
+    """Some harnesses put tool output there. A refusal would repeat with every later request."""
     note = "left out: this model takes text only]"
     document, image = {"type": "document", "source": {}}, {"type": "image_url", "image_url": {}}
     read = [
-        from_anthropic({"messages": [{"role": "user", "content": [document]}]}),
-        from_openai({"messages": [{"role": "user", "content": [image]}]}),
+        read_anthropic({"messages": [{"role": "user", "content": [document]}]}),
+        read_openai({"messages": [{"role": "user", "content": [image]}]}),
         responses({"role": "user", "content": [{"type": "input_file"}]}),
         read_google({"contents": [{"role": "user", "parts": [{"fileData": {}}]}]}),
     ]
@@ -237,7 +232,7 @@ def test_parts_of_the_users_turn_that_are_no_text_leave_a_note() -> None:
     ]
     for role in ("system", "assistant"):
         with pytest.raises(BadInput, match="takes text only"):
-            from_anthropic({"messages": [{"role": role, "content": [document]}]})
+            read_anthropic({"messages": [{"role": role, "content": [document]}]})
 
 
 def google(*contents: dict[str, Any], **more: Any) -> CanonicalRequest:
@@ -245,12 +240,12 @@ def google(*contents: dict[str, Any], **more: Any) -> CanonicalRequest:
 
 
 @pytest.mark.parametrize("wrong", [0, False, "", -1])
-def test_a_bound_that_is_none_is_refused_under_either_name(wrong: object) -> None:
-    said: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+def test_an_invalid_bound_is_refused_under_either_name(wrong: object) -> None:
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     for name in ("max_completion_tokens", "max_tokens"):
         with pytest.raises(BadInput, match="max_tokens"):
-            from_openai(said | {name: wrong})
-    assert from_openai(said | {"max_completion_tokens": None, "max_tokens": 7}).max_tokens == 7
+            read_openai(body | {name: wrong})
+    assert read_openai(body | {"max_completion_tokens": None, "max_tokens": 7}).max_tokens == 7
 
 
 def test_google_results_without_ids_answer_by_name_and_order() -> None:
@@ -268,7 +263,7 @@ def test_google_calls_without_ids_are_named_by_their_place() -> None:
     assert [(m.tool_call_id, m.content) for m in messages[1:]] == [("#0", ("a",)), ("#1", ("b",))]
 
 
-def test_google_says_errors_and_other_results_as_json() -> None:
+def test_google_writes_errors_and_other_results_as_json() -> None:
     given = [{"error": "no"}, {"output": 3}, {"output": "a", "more": 1}, {}]
     results = [{"functionResponse": {"name": "f", "response": response}} for response in given]
     messages = google({"role": "user", "parts": results}).messages
@@ -289,7 +284,7 @@ def test_google_says_errors_and_other_results_as_json() -> None:
         ({"generationConfig": {"maxOutputTokens": 0}}, "max_tokens = 0"),
     ],
 )
-def test_google_refuses_by_name(body: dict[str, Any], sentence: str) -> None:
+def test_google_names_what_it_refuses(body: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         read_google({"contents": [{"parts": [{"text": "x"}]}], **body})
 
