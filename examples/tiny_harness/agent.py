@@ -2,12 +2,12 @@
 
     OPENAI_BASE_URL=http://127.0.0.1:8377/v1 OPENAI_API_KEY=... python agent.py instruction.md
 
-It speaks OpenAI chat completions and ends when the model answers without a tool call. A first line
-``tools: agent`` (or any of shell, agent) of the instruction says which tools the main agent has.
+It uses OpenAI chat completions and ends when the model answers without a tool call. If the instruction starts
+with a line like ``tools: agent``, the main agent has only the tools named there (shell, agent).
 
-A sub-agent starts with fresh messages and the shell alone; its requests carry AGENT_HEADER with its number.
-A conversation of more than ``--compact-chars`` is compacted before its next turn: the model is asked for a
-summary, and goes on with the instruction and that.
+A sub-agent starts with fresh messages and only the shell; its requests carry AGENT_HEADER with its number.
+A conversation of more than ``--compact-chars`` is compacted before its next turn: the model writes a summary,
+and goes on with the instruction and that summary.
 """
 
 import argparse
@@ -44,8 +44,8 @@ RETRY_BUDGET_S = 300
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
 
 
-class Model:
-    """Chat completions over one kept connection, tried again while the server is away or busy."""
+class ModelClient:
+    """Chat completions over one keep-alive connection, with retries while the server is down or busy."""
 
     def __init__(self, base_url: str, key: str, name: str) -> None:
         scheme, _, rest = base_url.partition("://")
@@ -57,7 +57,7 @@ class Model:
         self._connection: http.client.HTTPConnection | None = None
 
     def answer(self, messages: list[dict], tools: list[str], headers: dict[str, str]) -> dict:
-        """The assistant message that follows. Raises SystemExit when the server will not answer."""
+        """Return the next assistant message. Raises SystemExit when the server refuses or stays down."""
         offered = [TOOLS[name] for name in tools]
         body = json.dumps({"model": self._name, "messages": messages, "tools": offered})
         wait_s, give_up = FIRST_WAIT_S, time.monotonic() + RETRY_BUDGET_S
@@ -86,16 +86,18 @@ class Model:
 
 
 class Agent:
-    """The main agent, or one of those that it starts."""
+    """The main agent or a sub-agent."""
 
-    def __init__(self, model: Model, options: argparse.Namespace, tools: list[str], number: int = 0) -> None:
-        """``number`` 0 is the main agent."""
+    def __init__(
+        self, model: ModelClient, options: argparse.Namespace, tools: list[str], number: int = 0
+    ) -> None:
+        """Create an agent; ``number`` 0 is the main agent."""
         self._model, self._options, self._tools = model, options, tools
         self._headers = {AGENT_HEADER: str(number)} if number else {}
         self._num_agents = 0
 
     def work(self, instruction: str) -> str:
-        """Work until an answer has no tool call, or the turns are used up; the last words."""
+        """Work until an answer has no tool call or the turns are used up; return the final text."""
         messages = [_user(instruction)]
         for _ in range(self._options.max_turns):
             if len(messages) > 1 and _num_chars(messages) > self._options.compact_chars:
@@ -113,23 +115,25 @@ class Agent:
         return self._model.answer(messages, self._tools, self._headers)
 
     def _summary(self, messages: list[dict]) -> str:
-        """What is kept of a conversation; a tool call in place of a summary is not run."""
+        """Ask for a summary of a conversation; a tool call in its place is not run."""
         return self._answer([*messages, _user(SUMMARY_REQUEST)]).get("content") or ""
 
     def _run(self, call: dict) -> str:
-        """The result of a tool call, or what is wrong with it."""
+        """Run a tool call; return its result, or what is wrong with it."""
         name = call["function"]["name"]
         if name not in self._tools:
             return f"error: there is no tool {name}; call {' or '.join(self._tools)}"
         (parameter,) = TOOLS[name]["function"]["parameters"]["required"]
         wanted = f'error: call {name} with {{"{parameter}": string}}'
         try:
-            given = json.loads(call["function"]["arguments"])[parameter]
+            argument = json.loads(call["function"]["arguments"])[parameter]
         except (ValueError, KeyError, TypeError):
             return wanted
-        if not isinstance(given, str):
+        if not isinstance(argument, str):
             return wanted
-        return run_shell(given, self._options.output_chars) if name == "shell" else self._delegate(given)
+        return (
+            run_shell(argument, self._options.output_chars) if name == "shell" else self._delegate(argument)
+        )
 
     def _delegate(self, prompt: str) -> str:
         self._num_agents += 1
@@ -141,14 +145,14 @@ def _user(text: str) -> dict:
 
 
 def _num_chars(messages: list[dict]) -> int:
-    """Characters of all texts and tool arguments."""
+    """Count the characters of all texts and tool arguments."""
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     texts = sum(len(message.get("content") or "") for message in messages)
     return texts + sum(len(call["function"]["arguments"]) for call in calls)
 
 
 def run_shell(command: str, output_chars: int) -> str:
-    """What the shell printed, cut to its first characters."""
+    """Run a command; return its output, cut to ``output_chars``."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.DEVNULL,
@@ -167,7 +171,10 @@ def run_shell(command: str, output_chars: int) -> str:
 
 
 def read_instruction(text: str) -> tuple[str, list[str]]:
-    """What to do, and the tools that its first line names, or all. Raises SystemExit for an unknown tool."""
+    """Split an instruction into the task and the tools of its first line, by default all.
+
+    Raises SystemExit for an unknown tool.
+    """
     first, _, rest = text.partition("\n")
     if not first.startswith(TOOLS_LINE):
         return text, list(TOOLS)
@@ -181,11 +188,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny agent with a shell and sub-agents.")
     parser.add_argument("instruction", help="file with the task")
     parser.add_argument("--model", default="policy")
-    parser.add_argument("--max-turns", type=int, default=8, help="of one conversation")
-    parser.add_argument("--output-chars", type=int, default=2000, help="kept of a command's output")
-    parser.add_argument("--compact-chars", type=int, default=20000, help="a longer conversation is summed up")
+    parser.add_argument("--max-turns", type=int, default=8, help="turns per conversation")
+    parser.add_argument(
+        "--output-chars", type=int, default=2000, help="length at which a command's output is cut"
+    )
+    parser.add_argument(
+        "--compact-chars", type=int, default=20000, help="length above which a conversation is compacted"
+    )
     options = parser.parse_args()
-    model = Model(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], options.model)
+    model = ModelClient(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], options.model)
     with open(options.instruction) as file:
         instruction, tools = read_instruction(file.read())
     Agent(model, options, tools).work(instruction)
