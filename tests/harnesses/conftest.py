@@ -1,4 +1,4 @@
-"""A real harness as its catalogue file describes it, a wire tap, the gateway and a scripted engine."""
+"""A real harness as its catalogue file describes it, with a wire tap, the gateway and a scripted engine."""
 
 import socket
 import time
@@ -24,8 +24,8 @@ WAIT_S = 200
 
 
 @dataclass
-class Stage:
-    """One attempt of one harness, from its sandbox to the rows."""
+class HarnessAttempt:
+    """One attempt of one harness, from its sandbox to the rows of the database."""
 
     name: str
     world: World
@@ -45,7 +45,7 @@ class Stage:
 
     @property
     def workspace_inside(self) -> str:
-        """The workspace as the harness sees it."""
+        """Path of the workspace as the harness sees it."""
         return str(self.workspace) if isolation.probe() == isolation.PLAIN else isolation.WORKSPACE
 
     @property
@@ -67,11 +67,11 @@ class Stage:
             context_tokens=200_000,
             max_tokens=500,
         )
-        given = options | ({"binary": str(program)} if program else {})
-        start_or_attach(adapters.render(self.adapter, given, launch))
+        settings = options | ({"binary": str(program)} if program else {})
+        start_or_attach(adapters.render(self.adapter, settings, launch))
 
     def wait(self) -> HarnessStatus:
-        """Wait until the harness has ended."""
+        """Wait until the harness has exited; return how."""
         deadline = time.monotonic() + WAIT_S
         while (status := poll(self.directory)).state != "exited":
             assert time.monotonic() < deadline, self.output
@@ -83,25 +83,25 @@ class Stage:
         return self.wait()
 
     def calls(self, *roles: str) -> list[ModelCallRow]:
-        """The recorded calls, of some roles or of all."""
+        """Return the recorded calls of these roles, or all."""
         return [call for call in self.world.calls() if not roles or call.role in roles]
 
     def roles(self) -> list[str]:
         return [call.role for call in self.world.calls()]
 
     def leaves(self, *roles: str) -> list[TreeNodeRow]:
-        """The ends of paths whose last call has one of the roles."""
+        """Return the ends of paths whose last call has one of these roles."""
         ends = {call.sampled_node_id for call in self.calls(*roles)}
         return [leaf for leaf in self.world.leaves() if leaf.id in ends]
 
     def answers(self) -> list[Exchange]:
-        """What was answered with success to requests for an answer."""
+        """Return the exchanges in which a model call was answered completely."""
         return [e for e in self.tap.exchanges() if e.method == "POST" and e.status == 200 and e.whole]
 
 
 @pytest.fixture
 def harness(request: pytest.FixtureRequest) -> str:
-    """The name of a catalogue file; tests choose it by indirect parametrisation."""
+    """Name of a catalogue file; tests choose it by indirect parametrization."""
     installed(request.param)
     return request.param
 
@@ -125,16 +125,18 @@ def world(
 
 
 @pytest.fixture
-def lone_stage(harness: str, world: World, engine: ScriptedEngine, tmp_path: Path) -> Iterator[Stage]:
-    """Without a gateway: the test starts it."""
+def attempt_without_gateway(
+    harness: str, world: World, engine: ScriptedEngine, tmp_path: Path
+) -> Iterator[HarnessAttempt]:
+    """An attempt without a gateway, which the test starts itself."""
     with WireTap(tmp_path / "tap.sock", world.port) as tap:
-        made = Stage(harness, world, engine, tap, tmp_path / "attempt")
+        made = HarnessAttempt(harness, world, engine, tap, tmp_path / "attempt")
         yield made
         kill(made.directory)
 
 
 @pytest.fixture
-def stage(lone_stage: Stage) -> Iterator[Stage]:
-    """With the gateway in a thread."""
-    with gateway_thread(lone_stage.world):
-        yield lone_stage
+def attempt(attempt_without_gateway: HarnessAttempt) -> Iterator[HarnessAttempt]:
+    """An attempt with the gateway in a thread."""
+    with gateway_thread(attempt_without_gateway.world):
+        yield attempt_without_gateway

@@ -1,4 +1,4 @@
-"""The real harnesses in the versions of the catalogue, installed once into the user's cache."""
+"""Installs the real harnesses, in the versions of the catalogue, once into the user's cache."""
 
 import fcntl
 import functools
@@ -18,14 +18,14 @@ CACHE = Path.home() / ".cache" / "gyre"
 REQUIREMENTS = Path(__file__).parent / "requirements"
 TRIES = 2
 INSTALL_S = 700
-"""For all steps and tries together; one try has half of it."""
+"""Limit of all steps and tries together; one try has half of it."""
 FIRST_TEST_S = 1000
-"""Limit of a test that may have to install its harness first, or to wait for another session that does."""
+"""Limit of a test that may have to install its harness first, or wait for another session to do so."""
 
 
 @functools.cache
 def installed(name: str) -> Path | None:
-    """The program of a harness; None for one that comes with Gyre. Skips where Node is needed and absent."""
+    """Return the program of a harness, None for one that comes with Gyre. Skips where Node is missing."""
     adapter = load_adapter(name)
     if adapter.package is None:
         return None
@@ -41,13 +41,13 @@ def installed(name: str) -> Path | None:
 
 
 def _once(folder: Path, install: Callable[[], None]) -> None:
-    """Install into a folder unless that was finished before, by whichever session comes first."""
+    """Install into a folder unless it is complete; a lock makes other sessions wait for the first."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = folder / "installed"
         if not done.exists():
-            # A folder that an interrupted session left is not trusted.
+            # An interrupted session may have left a partial folder.
             shutil.rmtree(folder, ignore_errors=True)
             install()
             done.touch()
@@ -56,27 +56,27 @@ def _once(folder: Path, install: Callable[[], None]) -> None:
 def _npm(adapter: Adapter, folder: Path) -> None:
     package = f"{(adapter.package or '').partition(':')[2]}@{adapter.version}"
     command = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), package)
-    _tried_again(time.monotonic() + INSTALL_S, *command)
+    _with_retry(time.monotonic() + INSTALL_S, *command)
 
 
 def _pip(adapter: Adapter, folder: Path) -> None:
-    # Not the virtual environment that the tests run in: what the harness needs is no business of Gyre's.
+    # A separate environment: the harness's dependencies must not mix with Gyre's.
     deadline = time.monotonic() + INSTALL_S
-    _tried_again(deadline, os.path.realpath(sys.executable), "-m", "venv", str(folder))
+    _with_retry(deadline, os.path.realpath(sys.executable), "-m", "venv", str(folder))
     pins = REQUIREMENTS / f"{adapter.name}.txt"
-    _tried_again(deadline, str(folder / "bin" / "pip"), "install", "--no-deps", "-r", str(pins))
+    _with_retry(deadline, str(folder / "bin" / "pip"), "install", "--no-deps", "-r", str(pins))
 
 
-def _tried_again(deadline: float, *command: str) -> None:
+def _with_retry(deadline: float, *command: str) -> None:
     """Run an installer, once more if a download failed or hung."""
     for left in reversed(range(TRIES)):
         limit = min(INSTALL_S / TRIES, max(1.0, deadline - time.monotonic()))
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired as error:
-            said = str(error)
+            problem = str(error)
         else:
             if done.returncode == 0:
                 return
-            said = f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        assert left, said
+            problem = f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        assert left, problem

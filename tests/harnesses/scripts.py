@@ -1,4 +1,4 @@
-"""What a scripted policy says: sampled text in the Hermes form, with what is hard to carry unchanged."""
+"""Scripts of a policy: sampled text in the Hermes form, full of what is hard to pass on unchanged."""
 
 import json
 import re
@@ -17,37 +17,37 @@ SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen-code": ("run_shell_command", "command", {"is_background": False}),
     "tiny": ("shell", "command", {}),
 }
-"""Harness -> its shell tool, the argument that is the command, and further arguments."""
+"""Harness -> its shell tool, the name of the command's argument, and further arguments."""
 ONE_PATH: dict[str, dict[str, str]] = {"tiny": {"max_turns": "40", "compact_chars": "100000"}}
-"""Options without which a longer loop would be cut or summed up."""
+"""Options without which a longer loop would be cut or compacted."""
 MINI_ENDS = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def tool_call(name: str, arguments: dict[str, Any]) -> str:
-    # Spaced as no serialiser does it: what is sampled is not what a harness writes.
+    # Spaced as no serializer does it, so that sampled text differs from what a harness writes.
     text = json.dumps(arguments, ensure_ascii=False, separators=(" ,", ": "))
     return f'<tool_call>\n{{"name":"{name}" , "arguments": {text}}}\n</tool_call>'
 
 
 def shell(harness: str, command: str) -> str:
-    """A call of the harness's shell."""
+    """Write a call of the harness's shell."""
     name, argument, others = SHELLS[harness]
     return tool_call(name, {argument: command, **others})
 
 
 def num_results(prompt: str) -> int:
-    """Tool results in the conversation so far."""
+    """Count the tool results in a conversation."""
     return prompt.count("<tool_response>")
 
 
 def loop(harness: str, turns: int) -> Script:
-    """A plain tool loop: ``turns`` answers, all but the last with a call that adds a line to ``made``."""
+    """Script a plain tool loop: ``turns`` answers, each but the last adds a line to ``made`` by the shell."""
 
     def script(request: GenerateRequest, prompt: str) -> str:
         turn = num_results(prompt) + 1
         if turn < turns:
-            said = f"<think>\nStep {turn}: “über” \\n {{}} 😀\n</think>\n\nNow  {turn}, <b>&amp;</b>\tß.\n"
-            return said + shell(harness, f'printf "%s\\\\n" \'{turn} ü "q" \\n\' >> made; tail -n 1 made')
+            text = f"<think>\nStep {turn}: “über” \\n {{}} 😀\n</think>\n\nNow  {turn}, <b>&amp;</b>\tß.\n"
+            return text + shell(harness, f'printf "%s\\\\n" \'{turn} ü "q" \\n\' >> made; tail -n 1 made')
         if harness == "mini-swe-agent":
             return "That is all. " + shell(harness, MINI_ENDS)
         return "<think>Enough.</think>All lines are\nwritten: “done”."
@@ -56,9 +56,9 @@ def loop(harness: str, turns: int) -> Script:
 
 
 def delegating(harness: str, *calls: str) -> Script:
-    """The main task makes these calls, one a turn; each sub-agent writes the file ``sub`` and reports.
+    """Script a main task that makes these calls, one per turn; each sub-agent writes ``sub`` and reports.
 
-    The main task's instruction holds MAIN, a sub-agent's prompt must not.
+    The instruction of the main task contains MAIN, which a sub-agent's prompt must not.
     """
 
     def script(request: GenerateRequest, prompt: str) -> str:
@@ -71,7 +71,7 @@ def delegating(harness: str, *calls: str) -> Script:
 
 
 def filling(harness: str, num_bytes: int, summary_request: str) -> Script:
-    """Calls of the shell that print much, until a summary is asked for; it says KEYWORD, and work ends."""
+    """Script shell calls that print much until a summary is requested; its KEYWORD ends the work."""
 
     def script(request: GenerateRequest, prompt: str) -> str:
         if summary_request in prompt.rpartition("<|im_start|>user")[2]:
@@ -87,8 +87,8 @@ THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
-def spoken(sampled: str) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Reasoning, text and calls of a sampled text; arguments as ordered pairs, so that order counts."""
+def split_sampled(sampled: str) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Split a sampled text into reasoning, text and calls; arguments are pairs, so that order counts."""
     thought = THOUGHT.match(sampled)
     rest = sampled[thought.end() :] if thought else sampled
     calls = [json.loads(found, object_pairs_hook=list) for found in CALL.findall(rest)]

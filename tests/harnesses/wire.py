@@ -1,6 +1,6 @@
-"""What really goes over the wire: a relay that keeps every byte, and readers of each dialect's answers.
+"""A wire tap that keeps every byte, and independent readers of each dialect's answers.
 
-Nothing here uses the gateway's own code: it is what the gateway is checked against.
+Nothing here uses the gateway's code, because the gateway is checked against it.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ CHUNK_BYTES = 1 << 16
 
 
 @dataclass
-class Connection:
-    """Everything that a client said and heard, in order."""
+class TappedConnection:
+    """All bytes that a client sent and received."""
 
-    said: bytearray = field(default_factory=bytearray)
-    heard: bytearray = field(default_factory=bytearray)
+    sent: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and its response; ``whole`` says whether the response ended as it should."""
+    """One request and its response; ``whole``: the response is complete."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Heard:
-    """An answer as its client understands it. Arguments are the JSON text that was sent."""
+    """An answer as its client reads it. Arguments are the JSON text on the wire."""
 
     id: str
     reasoning: str
@@ -51,11 +51,11 @@ class Heard:
 
 
 class WireTap:
-    """Passes connections from a Unix socket and a port on to the gateway's port, in a thread."""
+    """Relays connections from a Unix socket and a port to the gateway's port, in a thread."""
 
     def __init__(self, path: Path, gateway_port: int) -> None:
         self.path, self._gateway_port = path, gateway_port
-        self.connections: list[Connection] = []
+        self.connections: list[TappedConnection] = []
         self._tcp = socket.create_server(("127.0.0.1", 0))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -74,7 +74,7 @@ class WireTap:
         self._thread.join(20)
 
     def exchanges(self) -> list[Exchange]:
-        """Every request that was sent in full, by connection."""
+        """Return every complete request and its response, grouped by connection."""
         return [each for connection in list(self.connections) for each in _exchanges(connection)]
 
     async def _serve(self) -> None:
@@ -88,15 +88,15 @@ class WireTap:
                 task.cancel()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        kept = Connection()
+        kept = TappedConnection()
         try:
             gateway = await asyncio.open_connection("127.0.0.1", self._gateway_port)
         except OSError:
             writer.close()
             return
         self.connections.append(kept)
-        there = asyncio.create_task(_pump(reader, gateway[1], kept.said))
-        back = asyncio.create_task(_pump(gateway[0], writer, kept.heard))
+        there = asyncio.create_task(_pump(reader, gateway[1], kept.sent))
+        back = asyncio.create_task(_pump(gateway[0], writer, kept.received))
         await asyncio.wait([there, back])
 
 
@@ -112,17 +112,17 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept
         writer.close()
 
 
-def _exchanges(connection: Connection) -> Iterator[Exchange]:
-    said, heard = bytes(connection.said), bytes(connection.heard)
-    while b"\r\n\r\n" in said and b"\r\n\r\n" in heard:
-        line, headers, request, said, _ = _message(said)
+def _exchanges(connection: TappedConnection) -> Iterator[Exchange]:
+    sent, received = bytes(connection.sent), bytes(connection.received)
+    while b"\r\n\r\n" in sent and b"\r\n\r\n" in received:
+        line, headers, request, sent, _ = _message(sent)
         method, path, _ = line.split(" ", 2)
-        answer, _, response, heard, whole = _message(heard, no_body=method == "HEAD")
+        answer, _, response, received, whole = _message(received, no_body=method == "HEAD")
         yield Exchange(method, path, headers, request, int(answer.split(" ")[1]), response, whole)
 
 
 def _message(data: bytes, *, no_body: bool = False) -> tuple[str, dict[str, str], bytes, bytes, bool]:
-    """First line, headers, body, the rest of the connection, and whether the message is whole."""
+    """Return first line, headers, body, the rest of the connection, and whether the message is complete."""
     head, _, rest = data.partition(b"\r\n\r\n")
     line, *fields = head.decode("latin-1").split("\r\n")
     pairs = (entry.split(":", 1) for entry in fields)
@@ -147,7 +147,7 @@ def _chunks(data: bytes) -> tuple[bytes, bytes, bool]:
 
 
 def heard(dialect: str, exchange: Exchange) -> Heard:
-    """The answer of an exchange, from its bytes alone."""
+    """Read the answer of an exchange from its bytes."""
     streamed = exchange.response.lstrip().startswith((b"event:", b"data:", b":"))
     readers = {"anthropic": _anthropic, "openai": _openai, "responses": _responses}
     document = _events(exchange.response) if streamed else json.loads(exchange.response)
@@ -159,12 +159,14 @@ def _events(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ") and line != "data: [DONE]"]
 
 
-def _anthropic(said: Any) -> Heard:
-    if isinstance(said, list):
-        message = next(event["message"] for event in said if event["type"] == "message_start")
-        blocks = [_streamed_block(said, event) for event in said if event["type"] == "content_block_start"]
+def _anthropic(answer: Any) -> Heard:
+    if isinstance(answer, list):
+        message = next(event["message"] for event in answer if event["type"] == "message_start")
+        blocks = [
+            _streamed_block(answer, event) for event in answer if event["type"] == "content_block_start"
+        ]
     else:
-        message, blocks = said, said["content"]
+        message, blocks = answer, answer["content"]
     texts = {kind: "".join(b[kind] for b in blocks if b["type"] == kind) for kind in ("thinking", "text")}
     calls = [(b["name"], json.dumps(b["input"])) for b in blocks if b["type"] == "tool_use"]
     return Heard(message["id"], texts["thinking"], texts["text"], tuple(calls))
@@ -183,8 +185,8 @@ def _streamed_block(events: list[dict[str, Any]], start: dict[str, Any]) -> dict
     return block
 
 
-def _openai(said: Any) -> Heard:
-    pieces = said if isinstance(said, list) else [said]
+def _openai(answer: Any) -> Heard:
+    pieces = answer if isinstance(answer, list) else [answer]
     parts = [choice.get("delta", choice.get("message")) for p in pieces for choice in p["choices"]]
     calls: dict[int, tuple[str, str]] = {}
     for number, call in (
@@ -199,15 +201,15 @@ def _openai(said: Any) -> Heard:
     )
 
 
-def _responses(said: Any) -> Heard:
-    if not isinstance(said, list):
-        return _response(said)
-    ended = next(event["response"] for event in said if event["type"] in ENDS)
-    deltas = {kind: "".join(e["delta"] for e in said if e["type"] == kind) for kind in DELTAS}
+def _responses(answer: Any) -> Heard:
+    if not isinstance(answer, list):
+        return _response(answer)
+    ended = next(event["response"] for event in answer if event["type"] in ENDS)
+    deltas = {kind: "".join(e["delta"] for e in answer if e["type"] == kind) for kind in DELTAS}
     whole = _response(ended)
-    # A client may believe the deltas, the items or the last event.
+    # A client may read the deltas, the items or the last event: all must agree.
     done = _response(
-        ended | {"output": [e["item"] for e in said if e["type"] == "response.output_item.done"]}
+        ended | {"output": [e["item"] for e in answer if e["type"] == "response.output_item.done"]}
     )
     assert done == whole
     arguments = "".join(arguments for _, arguments in whole.calls)
