@@ -1,4 +1,4 @@
-"""The gateway's fixtures: a run over a real Postgres, a scripted engine, the gateway in a thread."""
+"""The gateway's fixtures: a run in a real Postgres, a scripted engine, the gateway in a thread."""
 
 from tests.gateway.conftest import engine, model_dir, tokenizer, world
 

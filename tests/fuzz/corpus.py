@@ -1,6 +1,6 @@
-"""What harnesses say, a few realistic requests of each dialect: the fuzz test changes them.
+"""A few realistic requests of each dialect, for the fuzz test to mutate.
 
-A dialect is data: its requests, how its refusals are read, and how a conversation goes on.
+A dialect is data: its requests, how to read its refusals, and how a conversation continues.
 """
 
 import json
@@ -12,19 +12,19 @@ Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Spoken:
+class DialectCorpus:
     """One dialect. ``requests`` are (path, body); bodies are never changed in place."""
 
     name: str
     requests: tuple[tuple[str, Body], ...]
     ends: tuple[bytes, ...]
-    """What the last event of a stream contains."""
+    """Texts, one of which the last event of a stream contains."""
     fails: bytes
-    """The same of a stream that failed."""
+    """The text that the last event of a failed stream contains."""
     sentence: Callable[[Any], str]
-    """The sentence of a refusal. Raises KeyError, TypeError or AssertionError where the shape is another."""
+    """Return the sentence of a refusal. Raises KeyError, TypeError or AssertionError for another shape."""
     follow: Callable[[Body, Any], Body]
-    """The next request of the harness, from the last one and its answer; raises what the shape above does."""
+    """Return the next request, from the last one and its answer. Raises the same errors."""
 
 
 SYSTEM = "You are a careful engineer. Work in /workspace, run the tests, and say what you did. " * 6
@@ -45,7 +45,7 @@ ARGUMENTS = {"command": 'grep -n "int(" parse.py', "timeout": 30, "files": ["a b
 RESULT = "12:    return int(text)\n[exit 0]"
 
 
-def _anthropic() -> Spoken:
+def _anthropic() -> DialectCorpus:
     tools = [{"name": n, "description": f"{n} it", "input_schema": SCHEMA} for n in ("Bash", "Edit", "Read")]
     cached = {"cache_control": {"type": "ephemeral"}}
     base = {"model": "claude-x", "max_tokens": 60, "messages": [{"role": "user", "content": TASK}]}
@@ -65,14 +65,14 @@ def _anthropic() -> Spoken:
         },
         {"type": "text", "text": "<system-reminder>be brief</system-reminder>", **cached},
     ]
-    spoken = [{"role": "user", "content": TASK}, {"role": "assistant", "content": blocks}]
+    turns = [{"role": "user", "content": TASK}, {"role": "assistant", "content": blocks}]
     full = base | {
         "system": [
             {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=ab1;"},
             {"type": "text", "text": SYSTEM, **cached},
         ],
         "tools": tools,
-        "messages": [*spoken, {"role": "user", "content": results}],
+        "messages": [*turns, {"role": "user", "content": results}],
         "metadata": {"user_id": '{"session_id": "s"}'},
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "temperature": 1,
@@ -82,7 +82,7 @@ def _anthropic() -> Spoken:
     odd = base | {"messages": [*base["messages"], {"role": "system", "content": "a note"}]}
     messages, counting = "/v1/messages?beta=true", "/v1/messages/count_tokens?beta=true"
     uncounted = {name: value for name, value in full.items() if name not in ("max_tokens", "temperature")}
-    return Spoken(
+    return DialectCorpus(
         "anthropic",
         (
             (messages, base),
@@ -113,11 +113,13 @@ def _anthropic_follow(body: Body, answer: Any) -> Body:
         for block in answer["content"]
         if block["type"] == "tool_use"
     ]
-    said = {"role": "assistant", "content": answer["content"]}
-    return body | {"messages": [*body["messages"], said, {"role": "user", "content": results or "Go on."}]}
+    answered = {"role": "assistant", "content": answer["content"]}
+    return body | {
+        "messages": [*body["messages"], answered, {"role": "user", "content": results or "Go on."}]
+    }
 
 
-def _openai() -> Spoken:
+def _openai() -> DialectCorpus:
     tools = [
         {"type": "function", "function": {"name": n, "description": f"{n} it", "parameters": SCHEMA}}
         for n in ("bash", "edit")
@@ -149,7 +151,7 @@ def _openai() -> Spoken:
     seen = base | {"messages": [{"role": "user", "content": [{"type": "text", "text": "See:"}, image]}]}
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     path = "/v1/chat/completions"
-    return Spoken(
+    return DialectCorpus(
         "openai",
         (
             (path, base),
@@ -172,17 +174,17 @@ def _openai_sentence(document: Any) -> str:
 
 
 def _openai_follow(body: Body, answer: Any) -> Body:
-    said = answer["choices"][0]["message"]
+    message = answer["choices"][0]["message"]
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": RESULT}
-        for call in said.get("tool_calls") or []
+        for call in message.get("tool_calls") or []
     ]
     return body | {
-        "messages": [*body["messages"], said, *(results or [{"role": "user", "content": "Go on."}])]
+        "messages": [*body["messages"], message, *(results or [{"role": "user", "content": "Go on."}])]
     }
 
 
-def _responses() -> Spoken:
+def _responses() -> DialectCorpus:
     tools = [
         {
             "type": "function",
@@ -196,7 +198,7 @@ def _responses() -> Spoken:
         {"type": "web_search"},
     ]
     user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": TASK}]}
-    spoken = [
+    messages = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
         user,
         {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Line 12."}]},
@@ -219,7 +221,7 @@ def _responses() -> Spoken:
     full = {
         "model": "codex-x",
         "instructions": SYSTEM,
-        "input": spoken,
+        "input": messages,
         "tools": tools,
         "tool_choice": "auto",
         "parallel_tool_calls": True,
@@ -233,7 +235,7 @@ def _responses() -> Spoken:
     seen = base | {"input": [{"role": "user", "content": [{"type": "input_text", "text": "See:"}, image]}]}
     path = "/v1/responses"
     counted = {name: full[name] for name in ("model", "instructions", "input", "tools")}
-    return Spoken(
+    return DialectCorpus(
         "responses",
         (
             (path, base),
@@ -253,24 +255,24 @@ def _responses() -> Spoken:
 
 def _responses_follow(body: Body, answer: Any) -> Body:
     kinds = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-    said = [item for item in answer["output"] if item["type"] != "reasoning"]
+    output = [item for item in answer["output"] if item["type"] != "reasoning"]
     results = [
         {"type": kinds[item["type"]], "call_id": item["call_id"], "output": RESULT}
-        for item in said
+        for item in output
         if item["type"] in kinds
     ]
-    given = body["input"]
-    before = given if isinstance(given, list) else [{"role": "user", "content": given}]
-    return body | {"input": [*before, *said, *(results or [{"role": "user", "content": "Go on."}])]}
+    before = body["input"]
+    before = before if isinstance(before, list) else [{"role": "user", "content": before}]
+    return body | {"input": [*before, *output, *(results or [{"role": "user", "content": "Go on."}])]}
 
 
-def _google() -> Spoken:
+def _google() -> DialectCorpus:
     declared = [
         {"name": "run_shell_command", "description": "run", "parametersJsonSchema": SCHEMA},
         {"name": "read_file", "parameters": {"type": "OBJECT", "properties": {"path": {"type": "STRING"}}}},
     ]
     user = {"role": "user", "parts": [{"text": TASK}]}
-    spoken = [
+    messages = [
         user,
         {
             "role": "model",
@@ -299,7 +301,7 @@ def _google() -> Spoken:
     bounded = {"generationConfig": {"maxOutputTokens": 60, "temperature": 0.5, "topK": 40}}
     base = {"contents": [user], **bounded}
     full = base | {
-        "contents": spoken,
+        "contents": messages,
         "systemInstruction": {"parts": [{"text": SYSTEM}]},
         "tools": [{"functionDeclarations": declared}, {"googleSearch": {}}],
         "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
@@ -307,7 +309,7 @@ def _google() -> Spoken:
     }
     image = {"inlineData": {"mimeType": "image/png", "data": PIXEL}}
     whole, stream = (f"/v1beta/models/gemini-x:{name}enerateContent" for name in ("g", "streamG"))
-    return Spoken(
+    return DialectCorpus(
         "google",
         (
             (whole, base),
@@ -317,7 +319,7 @@ def _google() -> Spoken:
             (f"{stream}?alt=sse", base),
             (whole, base | {"contents": [{"role": "user", "parts": [{"text": "See:"}, image]}]}),
             (whole, base | {"contents": [{"parts": [{"text": LONG}]}]}),
-            ("/v1beta/models/gemini-x:countTokens", {"contents": spoken}),
+            ("/v1beta/models/gemini-x:countTokens", {"contents": messages}),
         ),
         ends=(b'"finishReason"',),
         fails=b'data: {"error"',
@@ -333,15 +335,15 @@ def _google_sentence(document: Any) -> str:
 
 
 def _google_follow(body: Body, answer: Any) -> Body:
-    said = answer["candidates"][0]["content"]
-    calls = [part["functionCall"] for part in said["parts"] if "functionCall" in part]
+    content = answer["candidates"][0]["content"]
+    calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
     results = [
         {"functionResponse": {"name": call["name"], "id": call["id"], "response": {"output": RESULT}}}
         for call in calls
     ]
     return body | {
-        "contents": [*body["contents"], said, {"role": "user", "parts": results or [{"text": "Go on."}]}]
+        "contents": [*body["contents"], content, {"role": "user", "parts": results or [{"text": "Go on."}]}]
     }
 
 
-DIALECTS = {spoken.name: spoken for spoken in (_anthropic(), _openai(), _responses(), _google())}
+DIALECTS = {corpus.name: corpus for corpus in (_anthropic(), _openai(), _responses(), _google())}

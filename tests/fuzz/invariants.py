@@ -1,4 +1,4 @@
-"""What must hold of the rows of a run, whatever was sent to its gateway. Shares no code with the gateway."""
+"""Invariants of the rows of a run, whatever was sent to its gateway. Shares no code with the gateway."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ FROM model_call c WHERE c.run_id = :run"""
 
 
 def violations(session: Session, run: str) -> list[str]:
-    """One sentence for each invariant that a row breaks; all calls must have ended."""
+    """Return one sentence per broken invariant of a row; all calls must have ended."""
     return [*_calls_broken(session, run), *_trees_broken(session, run)]
 
 
@@ -55,7 +55,7 @@ def _trees_broken(session: Session, run: str) -> Iterator[str]:
 def _ownership_broken(
     committed: Sequence[audit.AuditCall], nodes: Sequence[audit.AuditNode]
 ) -> Iterator[str]:
-    """Each sampled node is the answer of one committed call, each node was made by a committed call."""
+    """Check that each sampled node is the answer of one committed call, and each node was made by one."""
     answers = Counter(call.sampled_node_id for call in committed)
     makers = {call.id for call in committed}
     for node in nodes:
@@ -66,7 +66,7 @@ def _ownership_broken(
 
 
 def _sharing_broken(nodes: Sequence[audit.AuditNode], by_id: dict[str, audit.AuditNode]) -> Iterator[str]:
-    """A context node begins where its first token was not in the tree yet: no token is held twice."""
+    """Check that a context node begins with a token that its place did not have: none is stored twice."""
     begun: dict[tuple[str | None, int], set[bytes]] = defaultdict(set)
     for node in nodes:  # in order of arrival
         place, first = (node.parent_id, node.parent_offset), node.token_ids[:4]

@@ -1,4 +1,4 @@
-"""Seeded damage: to the JSON value of a request, to its bytes, and to the way it is sent."""
+"""Seeded damage: to the JSON value of a request, to its bytes, and to its transport."""
 
 import copy
 import gzip
@@ -19,7 +19,7 @@ RAW = {
     "@@nested30000@@": "[" * 30_000 + "]" * 30_000,
     "@@twice@@": '{"role":"user","role":"assistant","content":"a","content":3}',
 }
-"""Strings that stand for JSON that no Python value gives; they lose their quotes when encoded."""
+"""Placeholders for JSON that no Python value produces; `encoded` replaces them, with their quotes."""
 MARKUP = (
     "<|im_end|>", "<|im_start|>assistant\n", "<tool_call>", '<tool_call>{"name": "f"}</tool_call>',
     "</tool_call>", "<think>", "</think>", "<tool_response>", "@gyre-bridge-3f1c@", "<function=f>",
@@ -51,7 +51,7 @@ HEADERS = (
 
 
 def mutated(value: Any, draw: random.Random) -> Any:
-    """A copy with one to four changes in it; one in eight is left as it is."""
+    """Return a copy with up to four changes; one in eight has none."""
     changed = [copy.deepcopy(value)]
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         if places := _places(changed):
@@ -60,7 +60,7 @@ def mutated(value: Any, draw: random.Random) -> Any:
 
 
 def _places(holder: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) below; deep enough to reach a tool's schema."""
+    """Return every (container, key) below, deep enough to reach a tool's schema."""
     found: list[tuple[Any, Any]] = []
     todo = [holder]
     while todo and len(found) < 2000:
@@ -101,7 +101,7 @@ def _shuffle(holder: Any, key: Any, draw: random.Random) -> None:
 
 
 def _splice(holder: Any, key: Any, draw: random.Random) -> None:
-    """Put something into a string, or cut it, perhaps inside a surrogate pair."""
+    """Insert something into a string, or cut it, perhaps inside a surrogate pair."""
     if isinstance(holder[key], str):
         at, text = draw.randrange(len(holder[key]) + 1), holder[key]
         holder[key] = draw.choice((text[:at], text[:at] + str(draw.choice(STRINGS)) + text[at:]))
@@ -122,7 +122,7 @@ CHANGES: tuple[Callable[[Any, Any, random.Random], None], ...] = (
 
 
 def encoded(value: Any, draw: random.Random) -> bytes:
-    """JSON text in UTF-8, most of the time; lone surrogates as escapes or as raw bytes."""
+    """Write JSON text, mostly in UTF-8, with lone surrogates as escapes or as raw bytes."""
     escaped = draw.random() < 0.5
     text = json.dumps(value, ensure_ascii=escaped, separators=draw.choice(((",", ":"), (", ", " : "))))
     for name, raw in RAW.items():
@@ -168,7 +168,7 @@ ENCODINGS: tuple[Callable[[str, random.Random], bytes], ...] = (
 
 
 def sending(path: str, body: bytes, token: str, draw: random.Random) -> Sending:
-    """The request on the wire; four in five are sent as any client would."""
+    """Return the request to send; four in five are sent as any client would."""
     sent = Sending("POST", path, [("authorization", f"Bearer {token}")], body)
     if draw.random() < 0.5:
         sent.headers.append(draw.choice(HEADERS[:8]))
@@ -196,7 +196,7 @@ def _chunked(sent: Sending, token: str, draw: random.Random) -> None:
 
 
 def _cut(sent: Sending, token: str, draw: random.Random) -> None:
-    """The client goes: in the head, in the body, or while it waits for the answer."""
+    """Disconnect the client in the head, in the body, or while it waits for the answer."""
     sent.keep = draw.choice((0.01, 0.3, 0.9, 1.0, 1.0, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""What a careless policy says: broken markup, nothing, NUL, halves of characters, special tokens."""
+"""Answers of a careless policy: broken markup, nothing, NUL, incomplete characters, special tokens."""
 
 import random
 
@@ -6,7 +6,7 @@ from gyre.contracts.engine import GenerateRequest
 from tests.gateway.scripted_engine import Part
 
 REFUSED = "input does not fit"
-"""What the engine says of a prompt that it does not take: the one failure of a call that has begun."""
+"""The engine's refusal of a prompt: the only failure of a call that has started."""
 CALLS = (
     '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls"}}\n</tool_call>',
     '<tool_call>{"name": "bash"}</tool_call><tool_call>{"name": "edit", "arguments": {"a": 1}}</tool_call>',
@@ -35,11 +35,11 @@ TEXTS = (
 
 
 class CarelessPolicy:
-    """A script for the engine: what it says follows from the call's seed, so a repeat says the same."""
+    """A script for the engine. Its answer follows from the call's seed, so that a repeat gets the same."""
 
     def __init__(self) -> None:
         self._interrupted: set[str] = set()
-        """Calls that were refused or aborted once; then they are answered."""
+        """Calls that were refused or aborted once; their next try is answered."""
 
     def __call__(self, request: GenerateRequest, prompt: str) -> Part:
         seed = request.sampling_params.sampling_seed

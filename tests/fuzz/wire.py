@@ -1,4 +1,4 @@
-"""A request as it goes over the wire, right or wrong, and what came back within a bound."""
+"""A request as raw bytes, valid or not, and what came back within a time limit."""
 
 import io
 import socket
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 
 BOUND_S = 30.0
-"""A request that takes longer hangs: engine and record answer at once here."""
+"""A request that takes longer hangs, because engine and Postgres answer at once here."""
 
 
 @dataclass
@@ -17,9 +17,9 @@ class Sending:
     headers: list[tuple[str, str]]
     body: bytes
     chunk: int | None = None
-    """Size of chunks; None: sent with its length."""
+    """Size of chunks in bytes; None: sent with a content-length."""
     keep: float | None = None
-    """The share of the bytes that is sent before the client goes away; None: it stays."""
+    """Share of the bytes that is sent before the client disconnects; None: it stays."""
 
     def raw(self) -> bytes:
         framing = "transfer-encoding: chunked" if self.chunk else f"content-length: {len(self.body)}"
@@ -38,13 +38,13 @@ class Received:
     content_type: str
     body: bytes
     whole: bool = field(default=True)
-    """False: the connection ended before the answer did."""
+    """Whether the answer was complete before the connection ended."""
 
 
 def exchange(port: int, sent: Sending) -> Received | None:
-    """Send it and read until the server closes; None if nothing came back.
+    """Send a request and read until the server closes; return None if nothing came back.
 
-    Raises TimeoutError when the answer is not there within the bound.
+    Raises TimeoutError when there is no answer within the time limit.
     """
     raw = sent.raw()
     with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as connection:
@@ -60,7 +60,7 @@ def _send(connection: socket.socket, raw: bytes) -> None:
     try:
         connection.sendall(raw)
     except (BrokenPipeError, ConnectionResetError):
-        """Refused before it was read to its end: what was answered is read all the same."""
+        """The server answered before it had read everything: go on to read the answer."""
 
 
 def _read_all(connection: socket.socket, deadline: float) -> bytes:
@@ -77,7 +77,7 @@ def _read_all(connection: socket.socket, deadline: float) -> bytes:
 
 
 class _Bytes:
-    """What http.client wants of a socket."""
+    """The part of a socket that http.client uses."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw

@@ -28,7 +28,7 @@ PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}, "n
 
 
 def tool_loop(turns: int):
-    """Calls a tool on each turn but the last."""
+    """Script a tool call on each turn but the last."""
 
     def script(request: GenerateRequest, prompt: str) -> str:
         answered = prompt.count("<tool_response>")
@@ -38,8 +38,8 @@ def tool_loop(turns: int):
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a client read of one answer."""
+class ClientAnswer:
+    """One answer as a client read it."""
 
     text: str
     reasoning: str
@@ -56,15 +56,15 @@ class Claude:
     ends: ClassVar = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
     tools = ({"name": "bash", "description": "run", "input_schema": PARAMETERS},)
 
-    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> Said:
+    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> ClientAnswer:
         self.messages.append({"role": "user", "content": text})
-        return self._said(stream, max_tokens)
+        return self._send(stream, max_tokens)
 
-    def answer(self, text: str, *, stream: bool = False) -> Said:
+    def answer(self, text: str, *, stream: bool = False) -> ClientAnswer:
         calls = [block for block in self.messages[-1]["content"] if block["type"] == "tool_use"]
         results = [{"type": "tool_result", "tool_use_id": call["id"], "content": text} for call in calls]
         self.messages.append({"role": "user", "content": results})
-        return self._said(stream, 400)
+        return self._send(stream, 400)
 
     def count(self, text: str) -> int:
         messages: Any = [{"role": "user", "content": text}]
@@ -72,16 +72,16 @@ class Claude:
             model="m", messages=messages, tools=list(self.tools)
         ).input_tokens
 
-    def _said(self, stream: bool, max_tokens: int) -> Said:
-        asked: Any = {"model": "m", "messages": self.messages, "tools": list(self.tools)}
+    def _send(self, stream: bool, max_tokens: int) -> ClientAnswer:
+        request: Any = {"model": "m", "messages": self.messages, "tools": list(self.tools)}
         if stream:
-            with self.client.messages.stream(**asked, max_tokens=max_tokens) as events:
+            with self.client.messages.stream(**request, max_tokens=max_tokens) as events:
                 message = events.get_final_message()
         else:
-            message = self.client.messages.create(**asked, max_tokens=max_tokens)
+            message = self.client.messages.create(**request, max_tokens=max_tokens)
         blocks = [block.model_dump(exclude_none=True) for block in message.content]
         self.messages.append({"role": "assistant", "content": blocks})
-        return Said(
+        return ClientAnswer(
             "".join(block.get("text", "") for block in blocks),
             "".join(block.get("thinking", "") for block in blocks),
             [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"],
@@ -99,33 +99,33 @@ class Chat:
         {"type": "function", "function": {"name": "bash", "description": "run", "parameters": PARAMETERS}},
     )
 
-    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> Said:
+    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> ClientAnswer:
         self.messages.append({"role": "user", "content": text})
-        return self._said(stream, max_tokens)
+        return self._send(stream, max_tokens)
 
-    def answer(self, text: str, *, stream: bool = False) -> Said:
+    def answer(self, text: str, *, stream: bool = False) -> ClientAnswer:
         for call in self.messages[-1]["tool_calls"]:
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
-        return self._said(stream, 400)
+        return self._send(stream, 400)
 
-    def _said(self, stream: bool, max_tokens: int) -> Said:
-        asked: Any = {"model": "m", "messages": self.messages, "tools": list(self.tools)}
-        asked["max_completion_tokens"] = max_tokens
+    def _send(self, stream: bool, max_tokens: int) -> ClientAnswer:
+        request: Any = {"model": "m", "messages": self.messages, "tools": list(self.tools)}
+        request["max_completion_tokens"] = max_tokens
         if stream:
             options: Any = {"stream_options": {"include_usage": True}}
-            with self.client.chat.completions.stream(**asked, **options) as events:
+            with self.client.chat.completions.stream(**request, **options) as events:
                 for _ in events:
-                    """The client looks at `finish_reason` only at the end of the loop."""
+                    """The client checks `finish_reason` only at the end of the loop."""
                 completion = events.current_completion_snapshot
         else:
-            completion = self.client.chat.completions.create(**asked)
+            completion = self.client.chat.completions.create(**request)
         choice = completion.choices[0]
         message = choice.message.model_dump(exclude_none=True, exclude={"parsed"})
         self.messages.append(message)
         calls = [call["function"] for call in message.get("tool_calls", [])]
         usage = completion.usage
         assert usage
-        return Said(
+        return ClientAnswer(
             message.get("content") or "",
             message.get("reasoning_content", ""),
             [(call["name"], json.loads(call["arguments"])) for call in calls],
@@ -143,35 +143,35 @@ class Responses:
         {"type": "function", "name": "bash", "description": "run", "parameters": PARAMETERS, "strict": False},
     )
 
-    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> Said:
+    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> ClientAnswer:
         self.items.append({"role": "user", "content": text})
-        return self._said(stream, max_tokens)
+        return self._send(stream, max_tokens)
 
-    def answer(self, text: str, *, stream: bool = False) -> Said:
+    def answer(self, text: str, *, stream: bool = False) -> ClientAnswer:
         calls = [item for item in self.items if item.get("type") == "function_call"]
         answered = {item["call_id"] for item in self.items if item.get("type") == "function_call_output"}
         for call in calls:
             if call["call_id"] not in answered:
-                given = {"type": "function_call_output", "call_id": call["call_id"], "output": text}
-                self.items.append(given)
-        return self._said(stream, 400)
+                output = {"type": "function_call_output", "call_id": call["call_id"], "output": text}
+                self.items.append(output)
+        return self._send(stream, 400)
 
     def count(self, text: str) -> int:
         tools: Any = list(self.tools)
         return self.client.responses.input_tokens.count(model="m", input=text, tools=tools).input_tokens
 
-    def _said(self, stream: bool, max_tokens: int) -> Said:
-        asked: Any = {"model": "m", "input": self.items, "tools": list(self.tools), "store": False}
-        asked["max_output_tokens"] = max_tokens
+    def _send(self, stream: bool, max_tokens: int) -> ClientAnswer:
+        request: Any = {"model": "m", "input": self.items, "tools": list(self.tools), "store": False}
+        request["max_output_tokens"] = max_tokens
         if stream:
-            with self.client.responses.create(**asked, stream=True) as events:
+            with self.client.responses.create(**request, stream=True) as events:
                 *_, last = events
             response = last.response
         else:
-            response = self.client.responses.create(**asked)
+            response = self.client.responses.create(**request)
         output = [item.model_dump(exclude_none=True) for item in response.output]
         self.items += output
-        return Said(
+        return ClientAnswer(
             response.output_text,
             "".join(part["text"] for item in output for part in item.get("summary", [])),
             [(i["name"], json.loads(i["arguments"])) for i in output if i["type"] == "function_call"],
@@ -193,35 +193,35 @@ class Gemini:
         },
     )
 
-    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> Said:
+    def ask(self, text: str, *, stream: bool = False, max_tokens: int = 400) -> ClientAnswer:
         self.contents.append(types.Content(role="user", parts=[types.Part(text=text)]))
-        return self._said(stream, max_tokens)
+        return self._send(stream, max_tokens)
 
-    def answer(self, text: str, *, stream: bool = False) -> Said:
+    def answer(self, text: str, *, stream: bool = False) -> ClientAnswer:
         last = self.contents[-1]
         calls = [part.function_call for part in last.parts if part.function_call]
-        given = [types.FunctionResponse(id=c.id, name=c.name, response={"output": text}) for c in calls]
-        parts = [types.Part(function_response=response) for response in given]
+        responses = [types.FunctionResponse(id=c.id, name=c.name, response={"output": text}) for c in calls]
+        parts = [types.Part(function_response=response) for response in responses]
         self.contents.append(types.Content(role="user", parts=parts))
-        return self._said(stream, 400)
+        return self._send(stream, 400)
 
     def count(self, text: str) -> int:
         return self.client.models.count_tokens(model="m", contents=text).total_tokens or 0
 
-    def _said(self, stream: bool, max_tokens: int) -> Said:
+    def _send(self, stream: bool, max_tokens: int) -> ClientAnswer:
         config: Any = {"max_output_tokens": max_tokens, "tools": list(self.tools)}
         config["automatic_function_calling"] = {"disable": True}
-        asked: Any = {"model": "m", "contents": self.contents, "config": config}
+        request: Any = {"model": "m", "contents": self.contents, "config": config}
         if stream:
-            chunks = list(self.client.models.generate_content_stream(**asked))
+            chunks = list(self.client.models.generate_content_stream(**request))
         else:
-            chunks = [self.client.models.generate_content(**asked)]
-        # A client keeps each chunk as a turn of its own.
+            chunks = [self.client.models.generate_content(**request)]
+        # A client keeps each chunk as a separate turn.
         contents = [chunk.candidates[0].content for chunk in chunks]
         self.contents += contents
         parts = [part for content in contents for part in content.parts]
         usage, calls = chunks[-1].usage_metadata, [p.function_call for p in parts if p.function_call]
-        return Said(
+        return ClientAnswer(
             "".join(part.text for part in parts if part.text and not part.thought),
             "".join(part.text for part in parts if part.thought),
             [(call.name, call.args) for call in calls],
@@ -235,7 +235,7 @@ DIALECTS = ("anthropic", "openai", "responses", "google")
 
 @contextmanager
 def talking(dialect: str, url: str, token: str) -> Iterator[Any]:
-    """A conversation in one dialect; its client is closed at the end."""
+    """Open a conversation in one dialect; close its client at the end."""
     with ExitStack() as stack:
         match dialect:
             case "anthropic":
@@ -273,10 +273,10 @@ def test_text_thinking_and_tools(talk: Any, gateway: World, engine: ScriptedEngi
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_truncated_answers_say_so(talk: Any, engine: ScriptedEngine, stream: bool) -> None:
+def test_truncated_answers_are_marked(talk: Any, engine: ScriptedEngine, stream: bool) -> None:
     engine.script = lambda request, prompt: Part("and so on", finish="length")
-    said = talk.ask("go", stream=stream)
-    assert (said.text, said.reason) == ("and so on", talk.ends["length"])
+    answer = talk.ask("go", stream=stream)
+    assert (answer.text, answer.reason) == ("and so on", talk.ends["length"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -289,7 +289,8 @@ def test_an_empty_answer_can_be_sent_back(
     assert len(gateway.leaves()) == 1
 
 
-def test_a4_thirty_turns_are_one_leaf(talk: Any, gateway: World, engine: ScriptedEngine) -> None:
+def test_thirty_turns_are_one_leaf(talk: Any, gateway: World, engine: ScriptedEngine) -> None:
+    """Where a harness left out reasoning, one tool loop became many samples elsewhere."""
     engine.script = tool_loop(30)
     talk.ask("go", stream=True)
     for turn in range(29):
@@ -302,7 +303,8 @@ def test_a4_thirty_turns_are_one_leaf(talk: Any, gateway: World, engine: Scripte
 
 
 @pytest.mark.parametrize("dialect", ["anthropic", "responses", "google"])
-def test_a13_counting_makes_no_node(gateway: World, engine: ScriptedEngine, dialect: str) -> None:
+def test_counting_tokens_makes_no_node(gateway: World, engine: ScriptedEngine, dialect: str) -> None:
+    """Counting must be served, and a count must not end up in the training data."""
     with talking(dialect, gateway.url, gateway.token) as talk:
         if dialect == "google":
             talk.tools = ()  # Its client sends no tools along with a count.
@@ -329,7 +331,7 @@ REFUSALS = (anthropic.APIStatusError, openai.APIStatusError, genai.errors.APIErr
 
 
 def refused(talk: Any, text: str = "go", *, stream: bool = False) -> tuple[int, str]:
-    """Status and sentence of a refusal, as the client understood it."""
+    """Return status and sentence of a refusal, as the client read it."""
     with pytest.raises(REFUSALS) as caught:
         talk.ask(text, stream=stream)
     error: Any = caught.value
@@ -338,7 +340,7 @@ def refused(talk: Any, text: str = "go", *, stream: bool = False) -> tuple[int, 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_refusals_are_understood(world: World, engine: ScriptedEngine, dialect: str, stream: bool) -> None:
+def test_clients_read_refusals(world: World, engine: ScriptedEngine, dialect: str, stream: bool) -> None:
     limited(
         world, limits={"calls": 1, "concurrent_calls": 9, "body_bytes": 4000}, model={"context_tokens": 999}
     )
@@ -359,13 +361,13 @@ def test_refusals_are_understood(world: World, engine: ScriptedEngine, dialect: 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_failures_in_a_stream_reach_the_client(world: World, engine: ScriptedEngine, dialect: str) -> None:
-    """Pings that came before do not hide them."""
+    """Pings before a failure do not hide it."""
     world.boot_options = {"hold_s": 0.3, "ping_s": 0.05}
     engine.script = lambda request, prompt: Part(status=503)
     with gateway_thread(world), talking(dialect, world.url, world.token) as talk:
         if dialect == "responses":
-            asked: Any = {"model": "m", "input": "go", "stream": True}
-            *_, last = talk.client.responses.create(**asked)
+            request: Any = {"model": "m", "input": "go", "stream": True}
+            *_, last = talk.client.responses.create(**request)
             assert last.type == "response.failed"
             assert "no engine answered" in last.response.error.message
         else:
@@ -375,10 +377,14 @@ def test_failures_in_a_stream_reach_the_client(world: World, engine: ScriptedEng
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_clients_bear_pings(world: World, engine: ScriptedEngine, dialect: str) -> None:
-    """An answer that takes many times the ping interval."""
+def test_clients_tolerate_pings(world: World, engine: ScriptedEngine, dialect: str) -> None:
+    """An answer may take many ping intervals."""
     world.boot_options = {"ping_s": 0.02}
     engine.script = lambda request, prompt: Part(status=503) if len(engine.requests) < 4 else CALL
     with gateway_thread(world), talking(dialect, world.url, world.token) as talk:
-        said = talk.ask("go", stream=True)
-    assert (said.text, said.reasoning, said.calls) == ("Let me look.", "I must look.", [("bash", ARGUMENTS)])
+        answer = talk.ask("go", stream=True)
+    assert (answer.text, answer.reasoning, answer.calls) == (
+        "Let me look.",
+        "I must look.",
+        [("bash", ARGUMENTS)],
+    )

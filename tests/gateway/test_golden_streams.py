@@ -1,4 +1,4 @@
-"""Streams byte for byte as they are known to be right, and the vendors' clients reading those very bytes."""
+"""Golden streams: the gateway writes them byte for byte, and the vendors' clients read those same bytes."""
 
 import json
 import re
@@ -21,55 +21,58 @@ from tests.gateway.wire import DIALECTS, request_in
 
 GOLDEN = Path(__file__).parent / "golden"
 LOOK = '<tool_call>\n{"name": "Bash", "arguments": {"command": "ls -l \\"a b\\"", "n": 1}}\n</tool_call>'
-SAID = {
+ANSWERS = {
     "text": Part('Zwölf Äpfel,\n \U0001f34e and a \\ "quote".'),
     "thinking": Part("<think>\nTwelve, I think.\n</think>\n\nTwelve."),
     "tool_use": Part(f"Let me look.\n{LOOK}\n{LOOK}"),
     "length": Part("and so on and so", finish="length"),
 }
-MADE_UP = re.compile(rb"(?<=[_-])[0-9a-f]{24}\b|(?<=\"responseId\":\")[0-9a-f]{24}")
+GENERATED_ID = re.compile(rb"(?<=[_-])[0-9a-f]{24}\b|(?<=\"responseId\":\")[0-9a-f]{24}")
 CREATED = re.compile(rb'"created(_at)?":\d+')
 
 
-def normalised(stream: bytes) -> bytes:
-    """Ids numbered as they come, times 0: equal ids stay equal, different ones different."""
+def normalized(stream: bytes) -> bytes:
+    """Number ids in order of appearance and zero times: equal ids stay equal, different ones different."""
     seen: dict[bytes, bytes] = {}
-    numbered = MADE_UP.sub(lambda found: seen.setdefault(found[0], b"ID%d" % len(seen)), stream)
+    numbered = GENERATED_ID.sub(lambda found: seen.setdefault(found[0], b"ID%d" % len(seen)), stream)
     return CREATED.sub(rb'"created\1":0', numbered)
 
 
-def asked(dialect: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of the request that each golden stream answers."""
+def request_for(dialect: str) -> tuple[str, dict[str, Any]]:
+    """Return path and body of the request that each golden stream answers."""
     path, body = request_in(dialect, "hi", max_tokens=400, stream=True)
     return path, body | ({"stream_options": {"include_usage": True}} if dialect == "openai" else {})
 
 
-@pytest.mark.parametrize("kind", SAID)
+@pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a14_golden_stream(http: httpx.Client, engine: ScriptedEngine, dialect: str, kind: str) -> None:
-    engine.script = lambda request, prompt: SAID[kind]
-    path, body = asked(dialect)
+def test_a_stream_equals_its_golden_one(
+    http: httpx.Client, engine: ScriptedEngine, dialect: str, kind: str
+) -> None:
+    """Proxies corrupted streams between Claude Code and the engine, and counted tokens wrong."""
+    engine.script = lambda request, prompt: ANSWERS[kind]
+    path, body = request_for(dialect)
     answer = http.post(path, json=body)
     assert answer.headers["content-type"] == "text/event-stream"
-    assert normalised(answer.content) == (GOLDEN / f"{dialect}_{kind}.sse").read_bytes()
+    assert normalized(answer.content) == (GOLDEN / f"{dialect}_{kind}.sse").read_bytes()
 
 
-def test_google_array_has_the_elements_of_its_event_stream(
+def test_a_google_array_has_the_elements_of_its_event_stream(
     http: httpx.Client, engine: ScriptedEngine
 ) -> None:
-    for part in SAID.values():
+    for part in ANSWERS.values():
         engine.script = lambda request, prompt, part=part: part
-        path, body = asked("google")
+        path, body = request_for("google")
         events, array = http.post(path, json=body), http.post(path.removesuffix("?alt=sse"), json=body)
         assert array.headers["content-type"] == "application/json"
-        lines = normalised(events.content).decode().splitlines()
+        lines = normalized(events.content).decode().splitlines()
         elements = [json.loads(line.removeprefix("data: ")) for line in lines if line]
-        assert json.loads(normalised(array.content)) == elements
+        assert json.loads(normalized(array.content)) == elements
 
 
 @contextmanager
 def replaying(name: str) -> Iterator[str]:
-    """URL of a server that answers everything with one golden stream."""
+    """Start a server that answers everything with one golden stream; yield its URL."""
 
     class Replay(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -80,7 +83,7 @@ def replaying(name: str) -> Iterator[str]:
             self.wfile.write((GOLDEN / name).read_bytes())
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Replay) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -101,12 +104,12 @@ def test_anthropics_client_reads_the_golden_streams() -> None:
         ):
             return stream.get_final_message()
 
-    said = {kind: [block.to_dict() for block in read(kind).content] for kind in SAID}
-    assert said["text"] == [{"type": "text", "text": SAID["text"].text}]
-    assert [block["type"] for block in said["thinking"]] == ["thinking", "text"]
-    assert said["thinking"][0]["thinking"] == "Twelve, I think."
-    assert [block.get("input") for block in said["tool_use"]] == [None, ARGUMENTS, ARGUMENTS]
-    reasons = [read(kind).stop_reason for kind in SAID]
+    blocks = {kind: [block.to_dict() for block in read(kind).content] for kind in ANSWERS}
+    assert blocks["text"] == [{"type": "text", "text": ANSWERS["text"].text}]
+    assert [block["type"] for block in blocks["thinking"]] == ["thinking", "text"]
+    assert blocks["thinking"][0]["thinking"] == "Twelve, I think."
+    assert [block.get("input") for block in blocks["tool_use"]] == [None, ARGUMENTS, ARGUMENTS]
+    reasons = [read(kind).stop_reason for kind in ANSWERS]
     assert reasons == ["end_turn", "end_turn", "tool_use", "max_tokens"]
 
 
@@ -119,7 +122,7 @@ def test_openais_client_reads_the_golden_streams() -> None:
         ):
             return stream.get_final_completion().choices[0]
 
-    assert read("text").message.content == SAID["text"].text
+    assert read("text").message.content == ANSWERS["text"].text
     assert read("thinking").message.reasoning_content == "Twelve, I think."
     calls = [json.loads(call.function.arguments) for call in read("tool_use").message.tool_calls]
     assert calls == [ARGUMENTS, ARGUMENTS]
@@ -143,7 +146,7 @@ def test_openais_client_reads_the_golden_responses() -> None:
         assert [item.id for item in done] == [item.id for item in last.response.output]
         return last.response
 
-    assert read("text").output_text == SAID["text"].text
+    assert read("text").output_text == ANSWERS["text"].text
     reasoning, message = read("thinking").output
     assert (reasoning.summary[0].text, message.content[0].text) == ("Twelve, I think.", "Twelve.")
     _, *calls = read("tool_use").output
@@ -164,7 +167,7 @@ def test_googles_client_reads_the_golden_streams() -> None:
         return [*parts, chunks[-1].candidates[0].finish_reason.value]
 
     text, _, reason = read("text")
-    assert (text.text, reason) == (SAID["text"].text, "STOP")
+    assert (text.text, reason) == (ANSWERS["text"].text, "STOP")
     thought, text, *_ = read("thinking")
     assert (thought.thought, thought.text, text.text) == (True, "Twelve, I think.", "Twelve.")
     _, *calls, reason = read("tool_use")

@@ -1,4 +1,4 @@
-"""What only Responses has: namespaces, custom tools, items that are sent back, fields that are repeated."""
+"""Features of Responses only: namespaces, custom tools, items that are sent back, echoed fields."""
 
 import json
 from typing import Any
@@ -27,22 +27,22 @@ CALLS = "".join(
 
 
 def ask(http: httpx.Client, stream: bool, **body: Any) -> dict[str, Any]:
-    """The whole response, however it came."""
+    """Return the whole response, streamed or not."""
     answer = http.post("/v1/responses", json={"model": "m", "stream": stream, "tools": TOOLS, **body})
     assert answer.status_code == 200, answer.text
     return sse_events(answer.text)[-1]["response"] if stream else answer.json()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_come_back_in_the_form_of_their_tools(
+def test_calls_have_the_form_of_their_tools(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, stream: bool
 ) -> None:
-    """And what is sent back is found in the record: namespaces, free texts and all."""
+    """Items that are sent back are found in the record, including namespaces and free texts."""
     engine.script = lambda request, prompt: "Done." if "tool_response" in prompt else CALLS
     items: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
     output = ask(http, stream, input=items)["output"]
-    said = [(i["type"], i.get("namespace"), i["name"], i.get("input", i.get("arguments"))) for i in output]
-    assert said == [
+    calls = [(i["type"], i.get("namespace"), i["name"], i.get("input", i.get("arguments"))) for i in output]
+    assert calls == [
         ("function_call", "agents", "spawn", '{"task": "x"}'),
         ("custom_tool_call", None, "patch", "*** Begin\n+ä"),
         ("custom_tool_call", None, "patch", '{"text": 3}'),
@@ -53,12 +53,10 @@ def test_calls_come_back_in_the_form_of_their_tools(
     assert len(gateway.leaves()) == 1
 
 
-def test_custom_calls_are_streamed_with_events_of_their_own(
-    http: httpx.Client, engine: ScriptedEngine
-) -> None:
+def test_custom_calls_are_streamed_with_their_own_events(http: httpx.Client, engine: ScriptedEngine) -> None:
     engine.script = lambda request, prompt: CALLS
-    asked = {"model": "m", "input": "go", "stream": True, "tools": TOOLS}
-    events = sse_events(http.post("/v1/responses", json=asked).text)
+    request = {"model": "m", "input": "go", "stream": True, "tools": TOOLS}
+    events = sse_events(http.post("/v1/responses", json=request).text)
     filled = [
         (e["type"], e["delta"]) for e in events if "custom" in e["type"] and e["type"].endswith("delta")
     ]
@@ -67,10 +65,15 @@ def test_custom_calls_are_streamed_with_events_of_their_own(
     assert done == events[-1]["response"]["output"]
 
 
-def test_the_request_is_repeated_but_for_its_bulk(http: httpx.Client) -> None:
-    told = {"metadata": {"a": "b"}, "parallel_tool_calls": False, "tool_choice": "required", "reasoning": {}}
-    response = ask(http, False, input="go", instructions="be good", store=True, **told)
-    assert {name: response[name] for name in told} == told
+def test_the_request_is_echoed_without_its_bulk(http: httpx.Client) -> None:
+    echoed = {
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "tool_choice": "required",
+        "reasoning": {},
+    }
+    response = ask(http, False, input="go", instructions="be good", store=True, **echoed)
+    assert {name: response[name] for name in echoed} == echoed
     assert (response["instructions"], response["tools"], response["store"]) == (None, [], False)
 
 

@@ -1,4 +1,4 @@
-"""The same request in the words of each dialect, and what an answer says, without the vendors' clients."""
+"""The same request in every dialect, and readers of the answers, without the vendors' clients."""
 
 from typing import Any
 
@@ -15,22 +15,22 @@ GOOGLE_STREAM = "/v1beta/models/m:streamGenerateContent?alt=sse"
 def request_in(
     dialect: str, *texts: str, max_tokens: int | None = None, stream: bool = False
 ) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request in which user and assistant speak in turn."""
+    """Return path and body of a request in which user and assistant alternate."""
     if dialect == "google":
         contents = [
             {"role": ("user", "model")[i % 2], "parts": [{"text": text}]} for i, text in enumerate(texts)
         ]
         bound = {"generationConfig": {"maxOutputTokens": max_tokens}} if max_tokens else {}
         return GOOGLE_STREAM if stream else PATHS[dialect], {"contents": contents, **bound}
-    spoken = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
     body: dict[str, Any] = {"model": "m", "stream": stream}
     if max_tokens:
         body["max_output_tokens" if dialect == "responses" else "max_tokens"] = max_tokens
-    return PATHS[dialect], body | {"input" if dialect == "responses" else "messages": spoken}
+    return PATHS[dialect], body | {"input" if dialect == "responses" else "messages": messages}
 
 
 def text_in(dialect: str, answer: dict[str, Any]) -> str:
-    """The text of an answer without tool calls."""
+    """Return the text of an answer without tool calls."""
     match dialect:
         case "anthropic":
             return "".join(block.get("text", "") for block in answer["content"])
@@ -43,6 +43,6 @@ def text_in(dialect: str, answer: dict[str, Any]) -> str:
 
 
 def refusal_in(answer: dict[str, Any]) -> tuple[str, str]:
-    """Kind and sentence of an error answer: only Google calls its kind a status."""
+    """Return kind and sentence of an error answer. Google calls the kind a status."""
     error = answer["error"]
     return error.get("type") or error["status"], error["message"]

@@ -15,7 +15,7 @@ sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_si
 
 
 def insert(tree: PrefixTree, base: Point | None, ids: list[int], kind: NodeKind = NodeKind.CONTEXT) -> Point:
-    """Place a context (a sampled run is never shared) and return where it ends."""
+    """Place a context, or append a sampled run, which is never shared; return where it ends."""
     placed = tree.place(base, as_ids(ids)) if kind == NodeKind.CONTEXT else None
     point, rest = (placed.point, placed.rest) if placed else (base, as_ids(ids))
     if not len(rest):
@@ -27,7 +27,7 @@ def insert(tree: PrefixTree, base: Point | None, ids: list[int], kind: NodeKind 
 
 
 def leaves(tree: PrefixTree) -> list[Node]:
-    """Nodes whose end nothing continues."""
+    """Return the nodes whose end has no child."""
     nodes = [tree[index] for index in range(len(tree))]
     continued = {node.parent for node in nodes}
     return [node for node in nodes if node.end not in continued]
@@ -38,7 +38,7 @@ def trie_size(inserted: list[list[int]]) -> int:
 
 
 @given(sequences)
-def test_paths_are_what_was_inserted_and_each_token_is_held_once(inserted: list[list[int]]) -> None:
+def test_paths_are_what_was_inserted_and_each_token_is_stored_once(inserted: list[list[int]]) -> None:
     tree = PrefixTree()
     ends = [insert(tree, None, ids) for ids in inserted]
     assert [tree.path_ids(end).tolist() for end in ends] == inserted
@@ -62,7 +62,7 @@ def test_order_does_not_change_the_paths(inserted: list[list[int]], random) -> N
     st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 1), min_size=1, max_size=5)), max_size=20)
 )
 def test_conversations_keep_every_sampled_run(turns: list[tuple[int, list[int]]]) -> None:
-    """Calls branch from any earlier answer; sampled twins stay apart and all paths stay exact."""
+    """Calls branch from any earlier answer; sampled siblings stay separate and all paths stay exact."""
     tree, ends, expected = PrefixTree(), [], []
     for number, (which, ids) in enumerate(turns):
         base = ends[which % len(ends)] if ends and which else None
@@ -76,8 +76,8 @@ def test_conversations_keep_every_sampled_run(turns: list[tuple[int, list[int]]]
     assert len(sampled) == len(turns)
 
 
-def test_longest_walk_goes_through_a_branch_inside_a_node() -> None:
-    """A context that ends inside a node was answered there; the answer continues it, not the node's tail."""
+def test_the_longest_path_goes_through_a_branch_inside_a_node() -> None:
+    """An answer to a context that ends inside a node continues that context, not the rest of the node."""
     tree = PrefixTree()
     insert(tree, None, [1, 2, 3, 4, 5])
     inside = insert(tree, None, [1, 2, 3])
@@ -88,7 +88,7 @@ def test_longest_walk_goes_through_a_branch_inside_a_node() -> None:
     assert placed.rest.tolist() == [9]
 
 
-def test_context_is_placed_below_its_base_only() -> None:
+def test_a_context_is_placed_only_below_its_base() -> None:
     tree = PrefixTree()
     first = insert(tree, None, [1, 2])
     answer = insert(tree, first, [3], NodeKind.SAMPLED)
@@ -109,7 +109,7 @@ def test_a_node_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_long_conversation_costs_its_new_tokens() -> None:
-    """Memory: turns of 100 tokens add 100 tokens each, however long the path is."""
+    """Each turn of 100 tokens adds 100 tokens, however long the path is."""
     tree, end, sizes = PrefixTree(), None, []
     for turn in range(50):
         end = insert(tree, insert(tree, end, [turn] * 60), [turn] * 40, NodeKind.SAMPLED)
@@ -119,7 +119,7 @@ def test_a_long_conversation_costs_its_new_tokens() -> None:
 
 
 class Counted(dict[int, Node]):
-    """Nodes that count how often all of them are gone through."""
+    """Counts how often all nodes are iterated over."""
 
     passes = 0
 
@@ -132,8 +132,8 @@ class Counted(dict[int, Node]):
         return super().values()
 
 
-def test_what_each_call_asks_of_the_tree_looks_at_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next index and the number of tokens are known, however large the tree is."""
+def test_next_index_and_number_of_tokens_are_not_recounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call asks for both, however large the tree is."""
     tree, end = PrefixTree(), None
     for turn in range(20):
         end = insert(tree, insert(tree, end, [turn, turn]), [turn], NodeKind.SAMPLED)
