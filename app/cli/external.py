@@ -8,7 +8,7 @@ from sqlalchemy.exc import OperationalError
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 
-from app.cli.temporal import connected
+from app.cli.workflow_client import connected
 from db import migrate
 from db.object_store import s3_client
 from gyre.contracts.errors import BadInput

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 
 COMMANDS = {
     "demo": ("app.demo.command", "train a small policy on this machine, start to end"),
-    "up": ("app.cli.services", "start the embedded services"),
-    "down": ("app.cli.services", "stop everything that was started here; no data is lost"),
-    "ps": ("app.cli.services", "services and processes of runs"),
+    "up": ("app.cli.service_commands", "start the embedded services"),
+    "down": ("app.cli.service_commands", "stop everything that was started here; no data is lost"),
+    "ps": ("app.cli.service_commands", "services and processes of runs"),
     "run": ("app.cli.run", "start or resume the run of a run file"),
     "stop": ("app.cli.run", "stop a run for good or until `run --resume`"),
     "runs": ("app.cli.show", "all runs"),

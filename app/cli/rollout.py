@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from app.cli.branches import Line, lines, sampled_on_path
 from app.cli.output import AsJson, Cells, cell, fitting, narrowest, print_json, print_table, stdout
 from app.cli.reading import reading_rollout
+from app.cli.tree_lines import TreeLine, lines, sampled_on_path
 from db import rollout_queries
 
 Record = Mapping[str, Any]
@@ -137,7 +137,7 @@ def tree(rollout: Rollout, as_json: AsJson = False, full: Full = False) -> None:
     console.print(f"{_statuses(made)}; {_tokens_in_words(nodes, selected)}")
     if selected:
         _print_paths(console, selected, nodes)
-    drawn: list[Line] = []
+    drawn: list[TreeLine] = []
     deepest = DEEPEST
     for attempt in attempts:
         own = list(lines([n for n in nodes if n["attempt_id"] == attempt["id"]], folded=not full))
@@ -191,7 +191,7 @@ def _print_paths(console: Console, selected: Sequence[Record], nodes: Sequence[R
     print_table(console, rows, titles, numbers=NUMBERS)
 
 
-def _draw(console: Console, drawn: Sequence[Line], *, full: bool) -> int:
+def _draw(console: Console, drawn: Sequence[TreeLine], *, full: bool) -> int:
     """Print the lines of an attempt; how many levels of them are indented."""
     marks = _marks(console)
     rows = [_line_cells(line, marks, full=full) for line in drawn]
@@ -205,7 +205,7 @@ def _draw(console: Console, drawn: Sequence[Line], *, full: bool) -> int:
     return deepest
 
 
-def _deepest(drawn: Sequence[Line], marks: Mapping[str, str], room: int) -> int:
+def _deepest(drawn: Sequence[TreeLine], marks: Mapping[str, str], room: int) -> int:
     """How many levels can be indented so that each place takes one line, or else one before its ``@``."""
     for end in ("\n", " @"):
         for levels in range(DEEPEST, 0, -1):
@@ -214,7 +214,7 @@ def _deepest(drawn: Sequence[Line], marks: Mapping[str, str], room: int) -> int:
     return 1
 
 
-def _place(line: Line, marks: Mapping[str, str], deepest: int) -> str:
+def _place(line: TreeLine, marks: Mapping[str, str], deepest: int) -> str:
     """The nodes of a line behind at most ``deepest`` levels and the number of the others."""
     first, last = line.nodes[0], line.nodes[-1]
     left_out = f"+{line.depth - deepest} " if line.depth > deepest else ""
@@ -223,7 +223,7 @@ def _place(line: Line, marks: Mapping[str, str], deepest: int) -> str:
     return f"{marks['level'] * min(line.depth, deepest)}{left_out}{marks[line.beginning]}{number}{left}"
 
 
-def _line_cells(line: Line, marks: Mapping[str, str], *, full: bool) -> dict[str, str]:
+def _line_cells(line: TreeLine, marks: Mapping[str, str], *, full: bool) -> dict[str, str]:
     sampled, first = line.sampled, line.nodes[0]
     targets = sum(node["targets"] for node in sampled)
     return {
@@ -246,7 +246,7 @@ def _versions(sampled: Sequence[Record]) -> str:
     return "" if not seen else str(min(seen)) if len(seen) == 1 else f"{min(seen)}-{max(seen)}"
 
 
-def _paths(line: Line, end: str) -> str:
+def _paths(line: TreeLine, end: str) -> str:
     """``0`` trains what was sampled here, ``(1)`` only runs through."""
     ends = {leaf["path"] for leaf in line.nodes[-1]["leaf_of"]}
     told = [
@@ -263,7 +263,7 @@ def _cut(sampled: Sequence[Record]) -> str:
     return " ".join(reason if number == 1 else f"{number}x{reason}" for reason, number in sorted(cut))
 
 
-def _line_style(line: Line) -> str:
+def _line_style(line: TreeLine) -> str:
     if line.role == "side":
         return "dim"
     return "green" if line.target_of is not None else ""
@@ -275,7 +275,7 @@ def _marks(console: Console) -> dict[str, str]:
     return {"level": "| ", "root": "* ", "branch": "> ", "next": "  ", "end": "<"}
 
 
-def _legend(marks: Mapping[str, str], drawn: Sequence[Line], deepest: int, *, full: bool) -> str:
+def _legend(marks: Mapping[str, str], drawn: Sequence[TreeLine], deepest: int, *, full: bool) -> str:
     explained = [
         f"{marks['root']}begins a conversation, {marks['branch']}branches off the line above, "
         "other lines continue it.",

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from app import stack
-from app.cli import launch, show, temporal
+from app.cli import show, start_run, workflow_client
 from app.cli.output import AsJson, print_json, stderr
 from app.cli.reading import reading, reading_run, run_name
 from db import queries, run_state
@@ -33,12 +33,12 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Start the run of a run file and show its progress until it ends; Ctrl-C leaves it running."""
-    checked = launch.check(file)
+    checked = start_run.check(file)
     if dry_run:
         _report_dry_run(checked, as_json)
         return
     with stderr.status(f"starting run {checked.name}"):
-        services = launch.launch(checked, state_dir(), resume=resume)
+        services = start_run.launch(checked, state_dir(), resume=resume)
     if detach:
         if as_json:
             print_json({"run": checked.name, "temporal_ui": services.temporal_ui})
@@ -46,11 +46,11 @@ def run(
             print(f"run {checked.name} has started: gyre show {checked.name}")
         return
     status = _watch(services, checked.name, checked.document.run.updates)
-    launch.settle(state_dir(), checked.name, services, status)
+    start_run.settle(state_dir(), checked.name, services, status)
     _report_end(services, checked.name, as_json)
 
 
-def _report_dry_run(checked: launch.CheckedRun, as_json: bool) -> None:
+def _report_dry_run(checked: start_run.CheckedRun, as_json: bool) -> None:
     counts = {"train_tasks": len(checked.train), "heldout_tasks": len(checked.heldout)}
     if as_json:
         print_json({"run": checked.name, **counts, "resolved": checked.document.resolved()})
@@ -68,7 +68,7 @@ def _watch(services: Services, name: RunId, num_updates: int) -> RunStatus:
                 live.update(Text(progress_line(summary, num_updates)))
                 return RunStatus(summary.status)
 
-            return launch.follow(services, name, look)
+            return start_run.follow(services, name, look)
     except KeyboardInterrupt:
         print(f"gyre: run {name} goes on; `gyre stop {name}` ends it", file=sys.stderr)
         raise typer.Exit(0) from None
@@ -114,7 +114,7 @@ def stop(
     with reading_run(name):
         services = stack.services_of(state_dir(), name)
     with stderr.status(f"stopping run {name}"):
-        asyncio.run(temporal.cancel(services, name, limit_s=STOP_S))
+        asyncio.run(workflow_client.cancel(services, name, limit_s=STOP_S))
         stack.stop_run(state_dir(), name)
     with reading_run(name) as session:
         status = run_state.mark_stopped(session, name)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from app.cli import launch
+from app.cli import start_run
 from app.cli.output import AsJson, print_json, stderr
 from app.cli.reading import reading
 from app.demo.prepare import Request, prepare
@@ -47,7 +47,7 @@ def demo(
         services = _start(request, screen)
         status = _follow(services, request, screen)
     found = _report(services, request, time.monotonic() - started)
-    launch.settle(state_dir(), RunId(request.name), services, status)
+    start_run.settle(state_dir(), RunId(request.name), services, status)
     where = places(services, request.name)
     if as_json:
         print_json(document(found, where))
@@ -80,9 +80,9 @@ def _start(request: Request, screen: Screen) -> Services:
         request,
         progress=lambda done, total, loss: screen.show("warm-up", done, total, f"loss {loss:.3f}"),
     )
-    checked = launch.check(folder / "run.toml")
+    checked = start_run.check(folder / "run.toml")
     screen.show("services start", 0, 1)
-    return launch.launch(checked, state_dir())
+    return start_run.launch(checked, state_dir())
 
 
 def _follow(services: Services, request: Request, screen: Screen) -> RunStatus:
@@ -96,7 +96,7 @@ def _follow(services: Services, request: Request, screen: Screen) -> RunStatus:
         return RunStatus(summary.status)
 
     try:
-        return launch.follow(services, RunId(request.name), look)
+        return start_run.follow(services, RunId(request.name), look)
     except KeyboardInterrupt:
         stderr.print(f"gyre: run {request.name} goes on; `gyre stop {request.name}` ends it")
         raise typer.Exit(1) from None

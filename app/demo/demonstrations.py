@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversation:
+class DemonstratedConversation:
     """Chat messages as the gateway gets them in the last request of a conversation, and the last answer."""
 
     messages: list[Message]
@@ -64,21 +64,24 @@ def _slip(rng: random.Random, text: str) -> str:
     return text[:place] + rng.choice("abcdefghijklmnopqrstuvwxyz") + text[place + 1 :]
 
 
-def conversations(rng: random.Random, task: Task, habits: Habits) -> list[Conversation]:
+def conversations(rng: random.Random, task: Task, habits: Habits) -> list[DemonstratedConversation]:
     """A whole demonstration: one conversation, or two where a sub-agent or a compaction starts another."""
     asked, both = request(task.kind, task.word), [SHELL, AGENT]
     if task.kind is Kind.PLAIN:
-        return [Conversation(messages=_work(rng, asked, task.word, habits), tools=both)]
+        return [DemonstratedConversation(messages=_work(rng, asked, task.word, habits), tools=both)]
     if task.kind is Kind.DELEGATE:
         main = [_user(asked), _call("agent", prompt=asked), _result("done"), _says("done")]
         work = _work(rng, asked, task.word, habits)
-        return [Conversation(messages=main, tools=[AGENT]), Conversation(messages=work, tools=[SHELL])]
+        return [
+            DemonstratedConversation(messages=main, tools=[AGENT]),
+            DemonstratedConversation(messages=work, tools=[SHELL]),
+        ]
     summary = f"{WORD_HEAD}{task.word}."
     read = [_user(asked), _call("shell", command=f"cat {NOTES}"), _result(notes(task.word))]
     work = _work(rng, asked + SUMMARY_HEAD + summary, task.word, habits)
     return [
-        Conversation(messages=[*read, _user(SUMMARY_REQUEST), _says(summary)], tools=both),
-        Conversation(messages=work, tools=both),
+        DemonstratedConversation(messages=[*read, _user(SUMMARY_REQUEST), _says(summary)], tools=both),
+        DemonstratedConversation(messages=work, tools=both),
     ]
 
 

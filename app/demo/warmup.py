@@ -9,7 +9,7 @@ from itertools import cycle, islice
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from app.demo.demonstrations import CAREFUL, CARELESS, Conversation, Habits, conversations
+from app.demo.demonstrations import CAREFUL, CARELESS, DemonstratedConversation, Habits, conversations
 from app.demo.tasks import ROTA, Task, other_words
 from app.demo.tokenizer import END_OF_TEXT, IM_END, IM_START, encode, render, token_id
 
@@ -35,7 +35,7 @@ class WarmupPlan:
 
 
 def encode_conversation(
-    tokenizer: PreTrainedTokenizerFast, given: Conversation
+    tokenizer: PreTrainedTokenizerFast, given: DemonstratedConversation
 ) -> tuple[list[int], list[bool]]:
     """Token ids of a rendered conversation and, for each, whether the policy would have sampled it.
 
@@ -97,7 +97,9 @@ def warm_up(
     return loss
 
 
-def demonstrated(rng: random.Random, words: Iterator[str], habits: Habits) -> Iterator[Conversation]:
+def demonstrated(
+    rng: random.Random, words: Iterator[str], habits: Habits
+) -> Iterator[DemonstratedConversation]:
     """Endless conversations of demonstrations, kind by kind as in a split."""
     for kind, word in zip(cycle(ROTA), words, strict=False):
         yield from conversations(rng, Task(kind=kind, word=word), habits)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import launch
+from app.cli import start_run
 from app.stack.files import StateDir
 from app.stack.record import ensure_record
 from gyre.contracts.errors import BadInput, GyreError
@@ -30,9 +30,9 @@ def test_watching_goes_on_while_postgres_is_away() -> None:
         return status
 
     run = RunId("r")
-    assert launch.follow(ELSEWHERE, run, look, look_s=0) is RunStatus.STOPPED
+    assert start_run.follow(ELSEWHERE, run, look, look_s=0) is RunStatus.STOPPED
     with pytest.raises(GyreError, match="Postgres stayed away for 0 s") as away:
-        launch.follow(ELSEWHERE, run, look, look_s=0, away_s=0)
+        start_run.follow(ELSEWHERE, run, look, look_s=0, away_s=0)
     assert not isinstance(away.value, BadInput)
 
 
@@ -48,4 +48,4 @@ def test_watching_ends_when_the_services_were_stopped(
         raise BadInput("Postgres cannot be read")
 
     with pytest.raises(GyreError, match="were stopped; run r goes on after `gyre up`"):
-        launch.follow(services, RunId("r"), look, look_s=0)
+        start_run.follow(services, RunId("r"), look, look_s=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from app.cli import launch, temporal
+from app.cli import start_run, workflow_client
 from db import run_state, runs
 from db.models import RunConfigRow, TaskRow
 from db.session import Database, transaction
@@ -143,18 +143,18 @@ def on_database(postgres_dsn: str) -> Services:
 
 
 def test_a_taken_name_needs_resume(folder: Path, on_database: Services) -> None:
-    checked = launch.check(folder / "run.toml")
-    launch.record(checked, on_database, resume=False)
+    checked = start_run.check(folder / "run.toml")
+    start_run.record(checked, on_database, resume=False)
     with pytest.raises(BadInput, match="run 'r' exists already"):
-        launch.record(checked, on_database, resume=False)
+        start_run.record(checked, on_database, resume=False)
 
 
 def test_resume_keeps_one_revision_and_one_row_a_task(
     folder: Path, on_database: Services, database: Database
 ) -> None:
-    checked = launch.check(folder / "run.toml")
+    checked = start_run.check(folder / "run.toml")
     for resume in (False, True, True):
-        launch.record(checked, on_database, resume=resume)
+        start_run.record(checked, on_database, resume=resume)
     with transaction(database) as session:
         assert session.scalars(select(RunConfigRow.revision)).all() == [0]
         assert session.scalars(select(TaskRow.id)).all() == ["run/r/task/one"]
@@ -163,15 +163,15 @@ def test_resume_keeps_one_revision_and_one_row_a_task(
 def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(
     folder: Path, on_database: Services, database: Database
 ) -> None:
-    launch.record(launch.check(folder / "run.toml"), on_database, resume=False)
-    assert launch.record(launch.check(write_run_file(folder, updates=9)), on_database, resume=True) == 1
+    start_run.record(start_run.check(folder / "run.toml"), on_database, resume=False)
+    assert start_run.record(start_run.check(write_run_file(folder, updates=9)), on_database, resume=True) == 1
     with transaction(database) as session:
         latest = runs.latest_config(session, "r")
         assert latest is not None
         assert (latest.revision, latest.resolved["run"]["updates"]) == (1, 9)
-    frozen = launch.check(write_run_file(folder, context_tokens=128))
+    frozen = start_run.check(write_run_file(folder, context_tokens=128))
     with pytest.raises(BadInput, match=r"model\.context_tokens: was 256, now 128"):
-        launch.record(frozen, on_database, resume=True)
+        start_run.record(frozen, on_database, resume=True)
     with transaction(database) as session:
         latest = runs.latest_config(session, "r")
         assert latest is not None
@@ -181,15 +181,15 @@ def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(
 def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot(
     folder: Path, on_database: Services, database: Database
 ) -> None:
-    checked = launch.check(folder / "run.toml")
-    launch.record(checked, on_database, resume=False)
+    checked = start_run.check(folder / "run.toml")
+    start_run.record(checked, on_database, resume=False)
     with transaction(database) as session:
         assert run_state.mark_stopped(session, RunId("r")) == RunStatus.STOPPED
-    launch.record(checked, on_database, resume=True)
+    start_run.record(checked, on_database, resume=True)
     with transaction(database) as session:
         run_state.advance_status(session, "r", RunStatus.FINISHED)
     with pytest.raises(BadInput, match="has finished"):
-        launch.record(checked, on_database, resume=True)
+        start_run.record(checked, on_database, resume=True)
     with transaction(database) as session:
         assert run_state.mark_stopped(session, RunId("r")) == RunStatus.FINISHED, "terminal states are final"
 
@@ -198,19 +198,19 @@ def test_the_workflow_is_started_attached_to_cancelled_and_started_afresh(servic
     run = RunId("attach")
 
     async def open_ids() -> list[str]:
-        async with temporal.connected(services) as client:
-            return await temporal.open_workflows(client, run)
+        async with workflow_client.connected(services) as client:
+            return await workflow_client.open_workflows(client, run)
 
     async def body() -> None:
-        await temporal.start(services, run)
-        await temporal.start(services, run)
+        await workflow_client.start(services, run)
+        await workflow_client.start(services, run)
         assert await open_ids() == ["run/attach"]
         # No worker answers the cancellation, so it ends by termination.
-        await temporal.cancel(services, run, limit_s=0.3)
-        assert await temporal.wait_closed(services, run, limit_s=10)
-        await temporal.start(services, run)
+        await workflow_client.cancel(services, run, limit_s=0.3)
+        assert await workflow_client.wait_closed(services, run, limit_s=10)
+        await workflow_client.start(services, run)
         assert await open_ids() == ["run/attach"]
-        await temporal.cancel(services, run, limit_s=0.3)
+        await workflow_client.cancel(services, run, limit_s=0.3)
 
     asyncio.run(body())
 
@@ -222,18 +222,18 @@ def test_a_run_whose_workflow_closed_is_not_watched_for_ever(services: Services)
         looks.append(1)
         return RunStatus.RUNNING if len(looks) < 100 else RunStatus.FINISHED
 
-    asyncio.run(temporal.start(services, run))
-    assert launch.follow(services, run, look, look_s=0, check_s=0) is RunStatus.FINISHED
-    asyncio.run(temporal.cancel(services, run, limit_s=0.3))
+    asyncio.run(workflow_client.start(services, run))
+    assert start_run.follow(services, run, look, look_s=0, check_s=0) is RunStatus.FINISHED
+    asyncio.run(workflow_client.cancel(services, run, limit_s=0.3))
     looks.clear()
     with pytest.raises(GyreError, match="run 'closed' is running and its workflow has closed"):
-        launch.follow(services, run, look, look_s=0, check_s=0)
+        start_run.follow(services, run, look, look_s=0, check_s=0)
     assert len(looks) == 2, "gyre stop closes the workflow before it marks the run"
 
 
 def test_watching_goes_on_while_temporal_is_away(on_database: Services) -> None:
     looks = iter([RunStatus.RUNNING] * 3 + [RunStatus.STOPPED])
-    status = launch.follow(on_database, RunId("r"), lambda: next(looks), look_s=0, check_s=0)
+    status = start_run.follow(on_database, RunId("r"), lambda: next(looks), look_s=0, check_s=0)
     assert status is RunStatus.STOPPED
 
 
@@ -241,21 +241,21 @@ def test_watching_goes_on_while_temporal_is_away(on_database: Services) -> None:
 def test_what_a_failed_run_left_in_progress_is_cancelled(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: RunStatus, left: list[str]
 ) -> None:
-    monkeypatch.setattr(launch, "CLOSE_S", 0.5)
+    monkeypatch.setattr(start_run, "CLOSE_S", 0.5)
     run = RunId("over")
 
     async def open_ids() -> list[str]:
-        async with temporal.connected(services) as client:
-            return await temporal.open_workflows(client, run)
+        async with workflow_client.connected(services) as client:
+            return await workflow_client.open_workflows(client, run)
 
     async def begin() -> None:
-        await temporal.start(services, run)
+        await workflow_client.start(services, run)
         while await open_ids() != ["run/over"]:
             await asyncio.sleep(0.1)
 
     asyncio.run(begin())
-    launch.settle(tmp_path / ".gyre", run, services, status)
+    start_run.settle(tmp_path / ".gyre", run, services, status)
     if not left:
-        asyncio.run(temporal.wait_closed(services, run, limit_s=10))
+        asyncio.run(workflow_client.wait_closed(services, run, limit_s=10))
     assert asyncio.run(open_ids()) == left
-    asyncio.run(temporal.cancel(services, run, limit_s=0.3))
+    asyncio.run(workflow_client.cancel(services, run, limit_s=0.3))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import launch
+from app.cli import start_run
 from app.stack.files import StateDir
 from app.stack.runs import RunRecord, write_run
 from db import run_state, runs
@@ -16,14 +16,14 @@ from gyre.settings import Services
 from gyre.settings.runfile import load_run_file
 
 
-def checked_run(folder: Path, name: str) -> launch.CheckedRun:
+def checked_run(folder: Path, name: str) -> start_run.CheckedRun:
     """A run over no task and a model that nobody reads."""
     file = folder / "run.toml"
     file.write_text(
         f'[run]\nname = "{name}"\nupdates = 1\n'
         '[model]\npath = "model"\ncontext_tokens = 1024\n[tasks]\ntrain = "tasks"\n'
     )
-    return launch.CheckedRun(load_run_file(file), train=[], heldout=[])
+    return start_run.CheckedRun(load_run_file(file), train=[], heldout=[])
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(
@@ -33,7 +33,7 @@ def test_a_run_that_is_not_there_cannot_be_resumed(
         temporal_address="127.0.0.1:1", postgres_dsn=postgres_dsn, s3_access_key="k", s3_secret_key="s"
     )
     with pytest.raises(BadInput, match="no run 'r' to resume"):
-        launch.record(checked_run(tmp_path, "r"), services, resume=True)
+        start_run.record(checked_run(tmp_path, "r"), services, resume=True)
     with transaction(database) as session:
         assert runs.find(session, "r") is None
 
@@ -43,7 +43,7 @@ def test_a_refused_resume_leaves_the_run_as_it_had_ended(
     tmp_path: Path, services: Services, short_folder: Path, end: RunStatus, failure: str | None
 ) -> None:
     checked = checked_run(tmp_path, f"refused-{end}")
-    launch.record(checked, services, resume=False)
+    start_run.record(checked, services, resume=False)
     engine = connect(services.postgres_dsn)
     with transaction(engine) as session:
         run_state.advance_status(session, checked.name, end, failure=failure)
@@ -59,7 +59,7 @@ def test_a_refused_resume_leaves_the_run_as_it_had_ended(
         )
         write_run(StateDir(short_folder / ".gyre"), record)
         with pytest.raises(BadInput, match="is used by another process"):
-            launch.launch(checked, short_folder / ".gyre", resume=True)
+            start_run.launch(checked, short_folder / ".gyre", resume=True)
     with transaction(engine) as session:
         row = runs.find(session, checked.name)
         assert row is not None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli import output
-from app.cli.branches import lines
+from app.cli.tree_lines import lines
 from db import rollout_queries
 from db.session import Database, transaction
 from tests.cli.conftest import ROLLOUT, RUN

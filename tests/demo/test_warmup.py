@@ -13,7 +13,7 @@ from app.demo.demonstrations import (
     CAREFUL,
     CARELESS,
     FAILED_SHARE,
-    Conversation,
+    DemonstratedConversation,
     Habits,
     command,
     conversations,
@@ -32,7 +32,7 @@ def files_of(shell_command: str) -> dict[str, str]:
     return {name: text for text, name in parts}
 
 
-def shown(seed: int, kind: Kind, habits: Habits) -> list[Conversation]:
+def shown(seed: int, kind: Kind, habits: Habits) -> list[DemonstratedConversation]:
     rng = random.Random(seed)
     return conversations(rng, Task(kind=kind, word=random_word(rng)), habits)
 

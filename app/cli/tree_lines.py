@@ -15,7 +15,7 @@ Beginning = Literal["root", "branch", "next"]
 
 
 @dataclass(frozen=True)
-class Line:
+class TreeLine:
     """A chain of nodes, each of which continues the one before at its end."""
 
     nodes: tuple[Record, ...]
@@ -42,7 +42,7 @@ class Line:
         return sum(node["num_tokens"] for node in self.nodes if kind in (None, node["kind"]))
 
 
-def lines(nodes: Sequence[Record], *, folded: bool) -> Iterator[Line]:
+def lines(nodes: Sequence[Record], *, folded: bool) -> Iterator[TreeLine]:
     """The nodes of one attempt, given parents first, as lines from top to bottom.
 
     Without ``folded`` each line is one node.
@@ -58,7 +58,7 @@ def lines(nodes: Sequence[Record], *, folded: bool) -> Iterator[Line]:
         chain = _chain(first, children) if folded else [first]
         parent = by_id.get(first["parent_id"])
         left = parent if parent is not None and not _continues(first, parent) else None
-        yield Line(tuple(chain), depth, beginning, left)
+        yield TreeLine(tuple(chain), depth, beginning, left)
         going_on, branches = _parted(chain[-1], children[chain[-1]["id"]], weights)
         todo += [(node, depth, "next") for node in going_on]
         todo += [(node, depth + 1, "branch") for node in reversed(branches)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from app import stack
-from app.cli import external, temporal
+from app.cli import external, workflow_client
 from db import run_state, runs
 from db.session import connect, transaction
 from gyre.contracts.errors import BadInput, GyreError
@@ -102,7 +102,7 @@ def launch(run: CheckedRun, state_dir: Path, *, resume: bool = False) -> Service
         if end is not None:  # nothing would move a row that says `running`
             _end_again(services, run.name, end)
         raise
-    asyncio.run(temporal.start(services, run.name))
+    asyncio.run(workflow_client.start(services, run.name))
     return services
 
 
@@ -219,7 +219,7 @@ def _patient(
 
 def _is_closed(services: Services, run: RunId) -> bool:
     try:
-        return asyncio.run(temporal.is_closed(services, run))
+        return asyncio.run(workflow_client.is_closed(services, run))
     except BadInput:
         return False  # the server is away for a while; the keeper brings it back
 
@@ -230,7 +230,7 @@ def settle(state_dir: Path, run: RunId, services: Services, status: RunStatus) -
     A run that failed leaves groups and rollouts in progress: they are cancelled.
     """
     if status is RunStatus.FAILED:
-        asyncio.run(temporal.cancel(services, run, limit_s=CLOSE_S))
+        asyncio.run(workflow_client.cancel(services, run, limit_s=CLOSE_S))
     else:
-        asyncio.run(temporal.wait_closed(services, run, limit_s=CLOSE_S))
+        asyncio.run(workflow_client.wait_closed(services, run, limit_s=CLOSE_S))
     stack.stop_run(state_dir, run)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.cli import temporal
+from app.cli import workflow_client
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import RunId
 from gyre.settings import Services
@@ -20,5 +20,5 @@ def test_the_key_is_named(address: str, reason: str) -> None:
     with pytest.raises(
         BadInput, match=rf"^services\.temporal_address: Temporal at {address} {reason}"
     ) as told:
-        asyncio.run(temporal.is_closed(services, RunId("r")))
+        asyncio.run(workflow_client.is_closed(services, RunId("r")))
     assert "tonic" not in str(told.value)
