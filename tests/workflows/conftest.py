@@ -41,6 +41,10 @@ class Script:
     def on(self, kind: Activity[Any, Any], answer: object) -> None:
         self._answers[kind.name] = answer
 
+    def answer_to(self, kind: Activity[Any, Any]) -> Any:
+        """Return the answer that `on` has set, for another answer to wrap."""
+        return self._answers[kind.name]
+
     def of(self, kind: Activity[Any, Any]) -> list[Any]:
         """What an activity was asked, in order."""
         return [given for name, given in self.asked if name == kind.name]

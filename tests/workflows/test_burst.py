@@ -70,7 +70,7 @@ def test_updates_then_one_publication(script: Script) -> None:
 def test_e15_a_failed_role_change_is_asked_for_anew(script: Script) -> None:
     """Under another id: Temporal would answer the old one with the old failure."""
     ready(script)
-    good = script._answers[names.COMMAND_CELL.name]
+    good = script.answer_to(names.COMMAND_CELL)
     refused = as_application_error(CellRefused("S3 was away"))
     script.on(names.COMMAND_CELL, lambda given, number: refused if number == 1 else good(given, number))
     assert burst(script, 1, updates=1).version == 1
@@ -83,7 +83,7 @@ def test_a_new_life_of_the_cell_takes_the_burst_up(script: Script) -> None:
     script.on(
         names.AWAIT_CELL, lambda _, number: state(script, CellRole.ROLLOUT, epoch=number, version=number - 1)
     )
-    good = script._answers[names.TRAIN_BATCH.name]
+    good = script.answer_to(names.TRAIN_BATCH)
     dead = as_application_error(TrainerFailed("the trainer ended"))
     script.on(names.TRAIN_BATCH, lambda given, number: dead if number == 2 else good(given, number))
     assert burst(script, 1, 2).version == 2

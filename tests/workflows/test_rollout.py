@@ -162,7 +162,7 @@ def test_saved_work_is_scored_and_not_run_again(script: Script) -> None:
 def test_d6_a_rollout_that_fails_as_a_workflow_is_excluded_alone(script: Script) -> None:
     ready(script)
     broken = failed(BadInput("row is gone"))
-    good = script._answers[names.OPEN_ATTEMPT.name]
+    good = script.answer_to(names.OPEN_ATTEMPT)
 
     def opened(given: OpenAttemptInput, number: int) -> Any:
         if given.execution_id.endswith("/0"):
