@@ -1,4 +1,4 @@
-"""``gyre bench NAME``: a timing claim, measured on this machine."""
+"""``gyre bench``: timing claims, measured on this machine."""
 
 import importlib
 from typing import Annotated
@@ -14,11 +14,11 @@ BENCHMARKS = ("tree", "gateway")
 def bench(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small run: proves the path, not the claim.")
+        bool, typer.Option("--quick", help="Run a small case that proves the path, not the claim.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a timing claim here: ratios of what ran side by side in one run."""
+    """Measure a timing claim on this machine, as ratios of alternatives measured side by side."""
     if name not in BENCHMARKS:
         raise BadInput(f"no benchmark {name!r} (allowed: {', '.join(BENCHMARKS)})")
     benchmark = importlib.import_module(f"benchmarks.{name}")

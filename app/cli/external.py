@@ -1,4 +1,4 @@
-"""Services named in a run file: reachable, migrated, and with everything registered that Gyre uses."""
+"""Check services that a run file names, migrate their database and register search attributes."""
 
 import asyncio
 
@@ -23,14 +23,16 @@ KINDS = {
 
 
 def prepare(services: Services) -> None:
-    """Check all three and migrate the database. Raises BadInput naming the one that cannot be used."""
+    """Make Postgres, S3 and Temporal ready. Raises BadInput that names the service that cannot be used."""
     _prepare_postgres(services)
     _check_s3(services)
     asyncio.run(_register_search_attributes(services))
 
 
 def _prepare_postgres(services: Services) -> None:
-    where = services.postgres_dsn.rpartition("@")[2].partition("?")[0]  # both may hold a password
+    where = services.postgres_dsn.rpartition("@")[2].partition("?")[
+        0
+    ]  # the parts cut off may hold a password
     try:
         psycopg.connect(services.postgres_dsn, connect_timeout=5).close()
         migrate.upgrade(services.postgres_dsn)

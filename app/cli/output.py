@@ -1,4 +1,4 @@
-"""One JSON document on stdout, or a table for people; logs and progress go to stderr."""
+"""Print one JSON document on stdout for programs or a table for people; progress and logs go to stderr."""
 
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ from rich.text import Text
 from gyre.contracts.json_text import indented_json
 
 Cells = Mapping[str, str]
-"""A row of a table: column -> what stands there."""
+"""One row of a table: column -> text."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 stderr = Console(stderr=True, highlight=False)
 WIDE = 200
-"""Columns of a table that goes to a file or a pipe; a terminal has its own."""
+"""Width of a table that goes to a file or a pipe; a terminal has its own."""
 EMPTY = ("", "-")
-"""How a cell looks in which nothing stands."""
+"""Texts of a cell without a value."""
 NAMING = frozenset({"pid"})
-"""Numbers that count nothing: they are shown as a person types them."""
+"""Columns whose integers are names: they get no thousands separators, so that they can be copied."""
 
 
 def stdout() -> Console:
@@ -44,10 +44,11 @@ def _plain(value: Any) -> Any:
 def print_rows(
     rows: Sequence[Mapping[str, Any]], columns: Iterable[str], *, empty: str, beneath: Sequence[str] = ()
 ) -> None:
-    """A table of the named columns; ``empty`` when there is no row.
+    """Print a table of the named columns, or the sentence ``empty`` when there is no row.
 
-    A column in which nothing stands is left out. Those of ``beneath`` that the console has no room for, the
-    first of them first, are told under the table. A row with nothing but its first column is a heading.
+    Columns without any value are left out. Where the console is too narrow for one line per row, the columns
+    in ``beneath`` leave the table, first to last, and their values are printed under it. A row that has only
+    its first column is a heading.
     """
     if not rows:
         print(empty)
@@ -55,7 +56,8 @@ def print_rows(
     console = stdout()
     cells, filled = _filled(rows, columns)
     shown = fitting(cells, filled, beneath, console.width)
-    print_table(console, cells, shown, numbers=[each for each in shown if _is_number(rows, each)])
+    numbers = {name for name in shown if any(isinstance(row.get(name), int | float) for row in rows)}
+    print_table(console, cells, shown, numbers=numbers)
     for row in cells:
         for column in filled:
             if column not in shown and row[column] not in EMPTY:
@@ -63,12 +65,12 @@ def print_rows(
 
 
 def rows_fit(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> bool:
-    """Whether `print_rows` needs one line for each row."""
-    return fits(*_filled(rows, columns), stdout().width)
+    """Whether `print_rows` has room for every column with one line per row."""
+    return table_width(*_filled(rows, columns)) <= stdout().width
 
 
 def _filled(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> tuple[list[Cells], list[str]]:
-    """(what stands in the columns, those in which something does)."""
+    """Return the rows as texts, and the columns in which at least one row has a value."""
     names = list(columns)
     cells: list[Cells] = [{column: _text(row, column) for column in names} for row in rows]
     return cells, [column for column in names if any(row[column] not in EMPTY for row in cells)]
@@ -80,12 +82,29 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     return f"{value:,}" if counts else cell(value).removeprefix("run/")
 
 
-def _is_number(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
-    return any(isinstance(row.get(column), int | float) for row in rows)
-
-
 def _title(column: str) -> str:
     return column.replace("_", " ")
+
+
+def fitting(rows: Sequence[Cells], columns: Iterable[str], spare: Iterable[str], room: int) -> list[str]:
+    """Return the columns, without as many of the ``spare`` ones, first to last, as one line per row needs."""
+    left = list(columns)
+    for column in spare:
+        if column in left and table_width(rows, left) > room:
+            left.remove(column)
+    return left
+
+
+def table_width(
+    rows: Sequence[Cells], columns: Iterable[str], *, fold_titles: bool = True, fold_cells: bool = False
+) -> int:
+    """Return the width of a table whose titles, or whose cells too, break at every space."""
+    width = -1  # a space stands between every two columns
+    for column in columns:
+        title, texts = _title(column), [row[column] for row in rows]
+        lines = [*(title.split() if fold_titles else [title]), *"\n".join(texts).split("\n")]
+        width += 1 + max(map(cell_len, " ".join(lines).split() if fold_cells else lines))
+    return width
 
 
 def print_table(
@@ -96,72 +115,51 @@ def print_table(
     numbers: Container[str],
     styles: Iterable[str] = repeat(""),
 ) -> None:
-    """Every word and every number is whole; words go onto further lines where the room is short.
+    """Print a table in which every word and every number is whole.
 
-    Where not even that helps, the table is wider than the console and the terminal breaks its lines.
+    Titles break before cells do, and the first column, which names the row, breaks last. A table whose words
+    do not fit stays wider than the console.
     """
-    widths = _widths(rows, columns, console.width)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    table.width = _taken(widths.values())
-    for column, width in widths.items():
-        justify = "right" if column in numbers else "left"
-        table.add_column(_title(column), width=width, overflow="fold", justify=justify)
+    room, table = console.width, Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    fold_titles = table_width(rows, columns, fold_titles=False) > room
+    fixed: dict[str, int] = {}
+    if (needed := table_width(rows, columns)) > room:
+        if table_width(rows, columns, fold_cells=True) <= room:
+            fixed = _fixed_widths(rows, columns, room)
+        else:
+            table.width = needed
+    for column in columns:
+        title = _title(column)
+        table.add_column(
+            title.replace(" ", "\n") if fold_titles else title,
+            justify="right" if column in numbers else "left",
+            overflow="fold",
+            width=fixed.get(column),
+        )
     for row, style in zip(rows, styles, strict=False):
         table.add_row(*(Text(row[column]) for column in columns), style=style)
     console.print(table, crop=False)
 
 
-def fitting(rows: Sequence[Cells], columns: Iterable[str], spare: Iterable[str], room: int) -> list[str]:
-    """The columns without as many of the ``spare`` ones, in their order, as the others' lines need."""
-    left = list(columns)
-    for column in spare:
-        if column in left and not fits(rows, left, room):
-            left.remove(column)
-    return left
+def _fixed_widths(rows: Sequence[Cells], columns: Sequence[str], room: int) -> dict[str, int]:
+    """Return the least widths of all columns but one, which is left to rich to fill the room.
 
-
-def fits(rows: Sequence[Cells], columns: Iterable[str], room: int) -> bool:
-    """Whether each row takes one line."""
-    return _taken(_longest([*_title(each).split(), *_cells(rows, each)]) for each in columns) <= room
-
-
-def narrowest(rows: Sequence[Cells], columns: Iterable[str]) -> int:
-    """Columns of the console that a table takes whose lines break at every space."""
-    return _taken(_longest(" ".join([_title(each), *_cells(rows, each)]).split()) for each in columns)
-
-
-def _widths(rows: Sequence[Cells], columns: Sequence[str], room: int) -> dict[str, int]:
-    """Titles give way before cells; the first column, which names the row, does so last."""
-    whole = {each: _longest([_title(each), *_cells(rows, each)]) for each in columns}
-    if _taken(whole.values()) <= room:
-        return whole
-    widths = {each: _longest([*_title(each).split(), *_cells(rows, each)]) for each in columns}
-    slack = {each: widths[each] - narrowest(rows, [each]) for each in columns}
-    excess = _taken(widths.values()) - room
-    if excess > sum(slack.values()):
-        return widths
-    for _ in range(excess):
-        given = max(columns, key=lambda each: (slack[each] > 0, each != columns[0], slack[each]))
-        widths[given] -= 1
-        slack[given] -= 1
-    return widths
-
-
-def _cells(rows: Sequence[Cells], column: str) -> list[str]:
-    return [row[column] for row in rows]
-
-
-def _longest(texts: Iterable[str]) -> int:
-    return max(map(cell_len, texts))
-
-
-def _taken(widths: Iterable[int]) -> int:
-    """With a space between every two columns."""
-    return sum(width + 1 for width in widths) - 1
+    Rich narrows the widest column first, even where that cuts a number, so it may choose one width only.
+    """
+    first, *others = columns
+    whole, least = (
+        {each: table_width(rows, [each], fold_cells=fold) for each in columns} for fold in (False, True)
+    )
+    flexible = first
+    if whole[first] + 1 + table_width(rows, others, fold_cells=True) <= room:
+        least[first] = whole[first]
+        flexible = max(others, key=lambda each: whole[each] - least[each])
+    del least[flexible]
+    return least
 
 
 def cell(value: Any) -> str:
-    """How a value looks in a table."""
+    """Format one value for a table."""
     if value is None:
         return "-"
     if isinstance(value, float):

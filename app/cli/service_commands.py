@@ -7,11 +7,11 @@ from app.cli.output import AsJson, print_json, print_rows, stderr
 from gyre.settings.services import Services
 from gyre.settings.state import state_dir
 
-UNKEPT = "what is not kept was left by a keeper that is gone; `gyre up` keeps it again"
+UNKEPT = "processes without a keeper were left by one that died; `gyre up` adopts them again"
 
 
 def up(as_json: AsJson = False) -> None:
-    """Start the embedded services: Temporal, Postgres and S3. What runs already is left alone."""
+    """Start the embedded services: Temporal, Postgres and S3. Those that run already are left alone."""
     with stderr.status("starting Temporal, Postgres and S3"):
         services = stack.ensure_up(state_dir())
     if as_json:
@@ -22,7 +22,7 @@ def up(as_json: AsJson = False) -> None:
 
 
 def addresses(services: Services) -> dict[str, Any]:
-    """Where the services are, without their credentials."""
+    """Return the addresses of the services, without their credentials."""
     return {
         "temporal": services.temporal_address,
         "temporal_ui": services.temporal_ui,
@@ -34,8 +34,8 @@ def addresses(services: Services) -> dict[str, Any]:
 
 
 def down(as_json: AsJson = False) -> None:
-    """Stop the processes of runs and the services. `gyre up` brings both back with all their data."""
-    with stderr.status("stopping"):
+    """Stop the processes of runs and the services. `gyre up` starts both again with all their data."""
+    with stderr.status("stopping processes and services"):
         was_up = stack.down(state_dir())
     if as_json:
         print_json({"stopped": was_up})
@@ -44,7 +44,7 @@ def down(as_json: AsJson = False) -> None:
 
 
 def ps(as_json: AsJson = False) -> None:
-    """Show what runs here, and what has trouble doing so."""
+    """List the services and the processes of runs, with their state and their trouble."""
     found = stack.status(state_dir())
     lost = stack.unkept(state_dir())
     rows = [process.model_dump() for process in [*(found.processes if found else []), *lost]]
@@ -52,6 +52,6 @@ def ps(as_json: AsJson = False) -> None:
         print_json({"keeper_pid": found.keeper_pid if found else None, "processes": rows})
         return
     columns = ("name", "state", "pid", "ports", "restarts", "detail")
-    print_rows(rows, columns, empty="nothing runs; `gyre up` starts the services")
+    print_rows(rows, columns, empty="nothing is running; `gyre up` starts the services")
     if lost:
         print("the keeper is gone; `gyre up` brings it back" if found is None else UNKEPT)

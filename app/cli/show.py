@@ -1,4 +1,4 @@
-"""``gyre runs``, ``show``, ``groups`` and ``rollouts``: a run as its rows tell it."""
+"""``gyre runs``, ``show``, ``groups`` and ``rollouts``: what Postgres knows about runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from gyre.settings.state import state_dir
 
 Run = Annotated[str, typer.Argument(help="The run's name.")]
 KEYS = ("run", "status", "updates", "policy_version", "account", "dispositions")
-"""Of RunSummary, in ``show --json``; ``checks`` follows. """
+"""Fields of RunSummary that open the document of ``show --json``; ``checks`` follows them."""
 GROUPS = (
     "id", "task", "purpose", "phase", "status", "policy_version", "scored", "placeholder", "excluded",
     "executions", "mean_reward",
@@ -33,9 +33,9 @@ ROLLOUTS = (
 SHORT_ROLLOUTS = (
     "id", "state", "reward", "attempts", "calls", "sampled_tokens", "end_reason", "detail",
 )  # fmt: skip
-"""Where the others have no room; purpose and task, or purpose and phase, are headings then."""
+"""Columns for a narrow console, where purpose and task become a heading (of groups: purpose and phase)."""
 ANSWERS = {True: "yes", False: "[bold red]NO[/]", None: "-"}
-"""To whether a check holds; None where it does not apply yet."""
+"""How the outcome of a check is printed; None stands for one that does not apply yet."""
 
 
 def runs(as_json: AsJson = False) -> None:
@@ -50,11 +50,11 @@ def runs(as_json: AsJson = False) -> None:
         print_json(rows)
         return
     columns = ("run", "status", "updates", "mean_reward", "running", "created_at", "finished_at")
-    print_rows(rows, columns, empty="no runs yet; `gyre demo` makes one")
+    print_rows(rows, columns, empty="no runs yet; `gyre demo` starts one")
 
 
 def show(run: Run, as_json: AsJson = False) -> None:
-    """Show one run: how far it is, where its groups and rollouts are, and whether its books balance."""
+    """Show one run: its progress, its groups and rollouts by state, and whether the account balances."""
     with reading_run(run_name(run)) as session:
         document = describe(session, run_name(run))
     if as_json:
@@ -64,7 +64,7 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 
 def describe(session: Session, run: RunId) -> dict[str, Any]:
-    """The document of ``show --json``; its first seven keys are kept stable."""
+    """Build the document of ``show --json``; its first seven keys are stable."""
     summary = queries.summarise(session, run)
     assert summary is not None, f"{run} was looked up before"
     values = asdict(summary)
@@ -141,7 +141,7 @@ def _short_rollout(row: queries.Record) -> queries.Record:
 
 
 def _headed(rows: Iterable[queries.Record]) -> list[queries.Record]:
-    """Above the first of those that have their heading in common, a row with nothing else."""
+    """Insert a row that has only a heading in front of each series of rows with the same heading."""
     headed: list[queries.Record] = []
     for heading, members in groupby(rows, key=itemgetter("heading")):
         headed += [{"id": heading}, *members]

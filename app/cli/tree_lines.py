@@ -1,7 +1,7 @@
-"""A token tree as lines of text: chains of nodes folded, branches indented under the chain they leave.
+"""Lines of a drawn token tree: chains of nodes are folded, and branches indented under the chain they leave.
 
-A node's heaviest continuation stays on its level, so that the depth of a drawing is the number of times a
-conversation branched and not the number of its turns.
+A node's heaviest continuation stays on its level, so the depth of a drawing counts how often a conversation
+branched and not how many turns it took.
 """
 
 from collections import defaultdict
@@ -16,14 +16,14 @@ Beginning = Literal["root", "branch", "next"]
 
 @dataclass(frozen=True)
 class TreeLine:
-    """A chain of nodes, each of which continues the one before at its end."""
+    """A chain of nodes, each of which continues the previous one at its end."""
 
     nodes: tuple[Record, ...]
     depth: int
-    """Branches between it and its root."""
+    """Number of branches between the line and its root."""
     beginning: Beginning
     left: Record | None
-    """The node that its first one leaves before that one's end."""
+    """The node that the line branches off before that node's end; None if it continues an end."""
 
     @property
     def sampled(self) -> list[Record]:
@@ -35,7 +35,7 @@ class TreeLine:
 
     @property
     def target_of(self) -> int | None:
-        """The selected path that trains its sampled tokens."""
+        """The selected path that trains the line's sampled tokens."""
         return next((node["target_of"] for node in self.sampled), None)
 
     def tokens(self, kind: str | None = None) -> int:
@@ -43,9 +43,9 @@ class TreeLine:
 
 
 def lines(nodes: Sequence[Record], *, folded: bool) -> Iterator[TreeLine]:
-    """The nodes of one attempt, given parents first, as lines from top to bottom.
+    """Yield the nodes of one attempt as lines, top to bottom; one node per line unless ``folded``.
 
-    Without ``folded`` each line is one node.
+    Parents must precede their children in ``nodes``.
     """
     by_id = {node["id"]: node for node in nodes}
     children: dict[str | None, list[Record]] = defaultdict(list)
@@ -59,13 +59,17 @@ def lines(nodes: Sequence[Record], *, folded: bool) -> Iterator[TreeLine]:
         parent = by_id.get(first["parent_id"])
         left = parent if parent is not None and not _continues(first, parent) else None
         yield TreeLine(tuple(chain), depth, beginning, left)
-        going_on, branches = _parted(chain[-1], children[chain[-1]["id"]], weights)
-        todo += [(node, depth, "next") for node in going_on]
-        todo += [(node, depth + 1, "branch") for node in reversed(branches)]
+        after = children[chain[-1]["id"]]
+        at_end = [child for child in after if _continues(child, chain[-1])]
+        heaviest = max(at_end, key=lambda child: weights[child["id"]], default=None)
+        # The stack is popped from its end: branches come out first, in their order, then the continuation.
+        if heaviest is not None:
+            todo.append((heaviest, depth, "next"))
+        todo += [(child, depth + 1, "branch") for child in reversed(after) if child is not heaviest]
 
 
 def sampled_on_path(leaf: str, by_id: Mapping[str, Record]) -> int:
-    """How many tokens from the root to the end of ``leaf`` were sampled."""
+    """Count the sampled tokens between the root and the end of ``leaf``."""
     total, name, taken = 0, leaf, by_id[leaf]["num_tokens"]
     while name is not None:
         node = by_id[name]
@@ -75,7 +79,7 @@ def sampled_on_path(leaf: str, by_id: Mapping[str, Record]) -> int:
 
 
 def _weights(nodes: Sequence[Record]) -> dict[str | None, int]:
-    """Tokens at and below each node."""
+    """Return the number of tokens at and below each node."""
     weights: dict[str | None, int] = defaultdict(int)
     for node in reversed(nodes):
         weights[node["id"]] += node["num_tokens"]
@@ -84,24 +88,13 @@ def _weights(nodes: Sequence[Record]) -> dict[str | None, int]:
 
 
 def _chain(first: Record, children: Mapping[str | None, list[Record]]) -> list[Record]:
-    """``first`` and what follows it as long as nothing branches off and nothing else changes."""
+    """Return ``first`` and its successors up to a branch, the end of a path or a change of role."""
     chain = [first]
     while len(after := children[chain[-1]["id"]]) == 1 and not chain[-1]["leaf_of"]:
         if not _continues(after[0], chain[-1]) or after[0]["role"] != first["role"]:
             break
         chain.append(after[0])
     return chain
-
-
-def _parted(
-    node: Record, after: Sequence[Record], weights: Mapping[str | None, int]
-) -> tuple[list[Record], list[Record]]:
-    """(the heaviest child that continues the node at its end, if any; the other children)."""
-    at_end = [child for child in after if _continues(child, node)]
-    if not at_end:
-        return [], list(after)
-    heaviest = max(at_end, key=lambda child: weights[child["id"]])
-    return [heaviest], [child for child in after if child is not heaviest]
 
 
 def _continues(node: Record, parent: Record) -> bool:

@@ -1,4 +1,4 @@
-"""The command line's side of Temporal: start, attach, wait, cancel."""
+"""The command line's side of Temporal: start, join, wait for and cancel the workflows of a run."""
 
 import asyncio
 import time
@@ -25,14 +25,15 @@ POLL_S = 0.25
 
 @asynccontextmanager
 async def connected(services: Services) -> AsyncGenerator[Client]:
-    """A client. Raises BadInput when the server is not there or goes away."""
+    """Yield a client. Raises BadInput when the server does not answer or goes away."""
     where = f"services.temporal_address: Temporal at {services.temporal_address}"
     try:
         client = await connect(services.temporal_address, services.temporal_namespace)
-    except (RPCError, RuntimeError) as error:  # their text is the Rust client's, over several layers
+    except (RPCError, RuntimeError) as error:
+        # The reason is left out: it is the Rust client's own, through several layers.
         raise BadInput(f"{where} does not answer") from error
     except ValueError as error:
-        raise BadInput(f"{where} is no address: {error}") from error
+        raise BadInput(f"{where} is not an address: {error}") from error
     try:
         yield client
     except RPCError as error:
@@ -43,7 +44,7 @@ async def connected(services: Services) -> AsyncGenerator[Client]:
 
 
 async def start(services: Services, run: RunId) -> None:
-    """Start the run's workflow, or attach to the one that runs; a closed one is started afresh."""
+    """Start the run's workflow, or join the one that runs; a closed one is started anew."""
     async with connected(services) as client:
         await client.start_workflow(
             "TrainingRun",
@@ -58,7 +59,7 @@ async def start(services: Services, run: RunId) -> None:
 
 
 async def is_closed(services: Services, run: RunId) -> bool:
-    """Whether the run's workflow has closed, or was never started."""
+    """Return whether the run's workflow has closed, or was never started."""
     async with connected(services) as client:
         try:
             found = await client.get_workflow_handle(run_workflow_id(run)).describe()
@@ -70,7 +71,7 @@ async def is_closed(services: Services, run: RunId) -> bool:
 
 
 async def wait_closed(services: Services, run: RunId, *, limit_s: float) -> bool:
-    """Wait until no workflow of the run is open. False if some still are after ``limit_s``."""
+    """Wait until no workflow of the run is open. Return False if one still is after ``limit_s``."""
     async with connected(services) as client:
         deadline = time.monotonic() + limit_s
         while await open_workflows(client, run):
@@ -81,25 +82,26 @@ async def wait_closed(services: Services, run: RunId, *, limit_s: float) -> bool
 
 
 async def cancel(services: Services, run: RunId, *, limit_s: float) -> None:
-    """Cancel the run's workflows, TrainingRun first so that it starts no more; terminate what stays open."""
+    """Cancel the run's workflows and terminate those that are still open after ``limit_s``."""
     async with connected(services) as client:
-        await _each(client, [run_workflow_id(run)], terminate=False)
-        await _each(client, await open_workflows(client, run), terminate=False)
+        # TrainingRun first, so that it starts no more children while they are cancelled.
+        await _end_each(client, [run_workflow_id(run)], terminate=False)
+        await _end_each(client, await open_workflows(client, run), terminate=False)
         if not await wait_closed(services, run, limit_s=limit_s):
-            await _each(client, await open_workflows(client, run), terminate=True)
+            await _end_each(client, await open_workflows(client, run), terminate=True)
 
 
 async def open_workflows(client: Client, run: RunId) -> list[str]:
-    """Ids of the run's workflows that have not closed."""
+    """Return the ids of the run's workflows that have not closed."""
     query = f'GyreRun = "{run}" AND ExecutionStatus = "Running"'
     return [found.id async for found in client.list_workflows(query)]
 
 
-async def _each(client: Client, ids: list[str], *, terminate: bool) -> None:
+async def _end_each(client: Client, ids: list[str], *, terminate: bool) -> None:
     for name in ids:
         handle = client.get_workflow_handle(name)
         try:
             await (handle.terminate("gyre stop") if terminate else handle.cancel())
         except RPCError as error:
-            if error.status != RPCStatusCode.NOT_FOUND:  # it closed by itself meanwhile
+            if error.status != RPCStatusCode.NOT_FOUND:  # it has closed by itself in the meantime
                 raise

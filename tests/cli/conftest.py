@@ -1,4 +1,4 @@
-"""A run with one of everything in Postgres, and a state directory that knows where that Postgres is."""
+"""Fixtures: a run with one row of every kind in Postgres, and a state directory that knows that Postgres."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ ROLLOUT = f"run/{RUN}/group/0/rollout/0"
 
 @pytest.fixture
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_dsn: str) -> Path:
-    """A state directory in which run ``seen`` was started over this test's Postgres."""
+    """A state directory in which run ``seen`` was started on this test's Postgres."""
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path / ".gyre"))
     state = StateDir(tmp_path / ".gyre")
     state.make()
@@ -50,7 +50,7 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_dsn: str
 
 @pytest.fixture
 def populated(state_dir: Path, database: Database) -> Database:
-    """One trained group of two rollouts, one of which made two calls, the second over the first."""
+    """One trained group of two rollouts; one of them made two calls, the second continuing the first."""
     with transaction(database) as session:
         runs.create(session, RUN)
         runs.add_tasks(session, RUN, [runs.NewTask("t", "train", "/t", "0")])
@@ -162,7 +162,7 @@ def _add_calls(session: Session) -> None:
 
 @pytest.fixture
 def gyre(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run one command; its exit code, stdout and stderr."""
+    """A function that runs one command and returns its exit code, stdout and stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""`gyre bench`: the path works and the keys are there; the claims are measured, not tested."""
+"""`gyre bench` runs and prints its keys; the claims themselves are measured, not tested."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from benchmarks.bars import bars
 
 pytestmark = pytest.mark.timeout(600)
 LIMIT_S = 500
-"""Of a benchmark, below the test's own, so that a failure shows which command hung."""
+"""Time limit of a benchmark, below the test's own so that a failure names the command that hung."""
 KEYS = {
     "rate",
     "added_p50_ms",
@@ -33,13 +33,13 @@ TREE_KEYS = {
 
 
 def bench(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a home directory of its own, where LiteLLM is not installed."""
+    """Run a benchmark in a separate home directory, where LiteLLM is not installed."""
     command = [sys.executable, "-m", "app", "bench", *arguments]
     environment = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
-def test_gateway_quick(tmp_path: Path) -> None:
+def test_a_quick_gateway_benchmark_prints_its_keys(tmp_path: Path) -> None:
     result = bench(tmp_path, "gateway", "--quick", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
@@ -52,7 +52,7 @@ def test_gateway_quick(tmp_path: Path) -> None:
         assert row["encoded"] == pytest.approx(row["new"], rel=0.25)
 
 
-def test_tree_quick(tmp_path: Path) -> None:
+def test_a_quick_tree_benchmark_prints_its_keys_and_judges_its_bars(tmp_path: Path) -> None:
     result = bench(tmp_path, "tree", "--quick", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
@@ -73,7 +73,7 @@ def test_tree_quick(tmp_path: Path) -> None:
         assert bar["met"] == (bar["seen"] <= bar["bar"] if at_most else bar["seen"] >= bar["bar"])
 
 
-def test_bars_of_trees_are_those_of_their_work_ratio() -> None:
+def test_the_bars_of_a_tree_depend_on_its_work_ratio() -> None:
     row = {"path_tokens": 2048, "gain": 1.01, "flat_peak_bytes": 10, "tree_peak_bytes": 11}
     small = bars([{**row, "work_ratio": 1.3, "fraction_of_ratio": 0.8}])
     assert {name: bar["met"] for name, bar in small.items()} == {

@@ -1,10 +1,10 @@
-"""Watching a run outlives a database that is restarted, and ends in one sentence when it is not."""
+"""Following a run survives a restart of Postgres, and ends with one sentence when Postgres stays away."""
 
 from pathlib import Path
 
 import pytest
 
-from app.cli import start_run
+from app.cli import follow_run
 from app.stack.files import StateDir
 from app.stack.record import ensure_record
 from gyre.contracts.errors import BadInput, GyreError
@@ -20,23 +20,23 @@ ELSEWHERE = Services(
 )
 
 
-def test_watching_goes_on_while_postgres_is_away() -> None:
-    looks = iter([RunStatus.RUNNING, None, None, RunStatus.STOPPED])
+def test_following_continues_while_postgres_is_away() -> None:
+    polls = iter([RunStatus.RUNNING, None, None, RunStatus.STOPPED])
 
-    def look() -> RunStatus:
-        status = next(looks, None)
+    def poll() -> RunStatus:
+        status = next(polls, None)
         if status is None:
             raise BadInput("Postgres cannot be read")
         return status
 
     run = RunId("r")
-    assert start_run.follow(ELSEWHERE, run, look, look_s=0) is RunStatus.STOPPED
+    assert follow_run.follow(ELSEWHERE, run, poll, poll_s=0) is RunStatus.STOPPED
     with pytest.raises(GyreError, match="Postgres stayed away for 0 s") as away:
-        start_run.follow(ELSEWHERE, run, look, look_s=0, away_s=0)
+        follow_run.follow(ELSEWHERE, run, poll, poll_s=0, away_s=0)
     assert not isinstance(away.value, BadInput)
 
 
-def test_watching_ends_when_the_services_were_stopped(
+def test_following_ends_when_the_services_are_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path / ".gyre"))
@@ -44,8 +44,8 @@ def test_watching_ends_when_the_services_were_stopped(
     state.make()
     services = ensure_record(state).services()
 
-    def look() -> RunStatus:
+    def poll() -> RunStatus:
         raise BadInput("Postgres cannot be read")
 
-    with pytest.raises(GyreError, match="were stopped; run r goes on after `gyre up`"):
-        start_run.follow(services, RunId("r"), look, look_s=0)
+    with pytest.raises(GyreError, match="were stopped; run r continues after `gyre up`"):
+        follow_run.follow(services, RunId("r"), poll, poll_s=0)

@@ -1,4 +1,4 @@
-"""Before a run starts: what is refused, in one sentence, with nothing made; what a resume may change."""
+"""Starting a run: bad input is refused before anything is made, and a resume may change live keys only."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from app.cli import start_run, workflow_client
+from app.cli import follow_run, start_run, workflow_client
 from db import run_state, runs
 from db.models import RunConfigRow, TaskRow
 from db.session import Database, transaction
@@ -43,7 +43,7 @@ s3_secret_key = "secret"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run file with a model and a task that pass every check."""
+    """A folder with a run file, a model and a task that pass every check."""
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path / ".gyre"))
     write_model(tmp_path / "model")
     task = tmp_path / "tasks" / "one"
@@ -60,7 +60,7 @@ def write_run_file(folder: Path, *, updates: int = 3, context_tokens: int = 256,
     return file
 
 
-def test_a_dry_run_checks_and_makes_nothing(folder: Path, gyre: Gyre) -> None:
+def test_a_dry_run_checks_everything_and_makes_nothing(folder: Path, gyre: Gyre) -> None:
     code, out, _ = gyre("run", str(folder / "run.toml"), "--dry-run", "--json")
     document = json.loads(out)
     assert code == 0
@@ -100,7 +100,7 @@ def _same_task_in_both_splits(folder: Path) -> None:
         (lambda folder: write_run_file(folder, more="[model2]\n"), "unknown key 'model2'"),
         (lambda folder: write_run_file(folder, updates=0), "run.updates = 0"),
         (lambda folder: write_run_file(folder, more='heldout = "tasks"\n'), "rename one of them"),
-        (_same_task_in_both_splits, "'other' of tasks.heldout is 'one' of tasks.train"),
+        (_same_task_in_both_splits, "'other' in tasks.heldout equals 'one' in tasks.train"),
         (
             lambda folder: write_run_file(folder, more="[cells]\ntensor_parallel = 4\n"),
             "cells.tensor_parallel = 4 does not divide the model's num_key_value_heads = 2",
@@ -127,7 +127,7 @@ def test_bad_input_is_one_sentence_before_anything_is_made(
     assert not (folder / ".gyre").exists()
 
 
-def test_unreachable_services_are_named(folder: Path, gyre: Gyre) -> None:
+def test_an_unreachable_service_is_named_by_its_key(folder: Path, gyre: Gyre) -> None:
     write_run_file(folder, more=UNREACHABLE)
     code, _, err = gyre("run", str(folder / "run.toml"))
     assert code == 2
@@ -142,14 +142,14 @@ def on_database(postgres_dsn: str) -> Services:
     )
 
 
-def test_a_taken_name_needs_resume(folder: Path, on_database: Services) -> None:
+def test_starting_a_run_whose_name_is_taken_is_refused(folder: Path, on_database: Services) -> None:
     checked = start_run.check(folder / "run.toml")
     start_run.record(checked, on_database, resume=False)
     with pytest.raises(BadInput, match="run 'r' exists already"):
         start_run.record(checked, on_database, resume=False)
 
 
-def test_resume_keeps_one_revision_and_one_row_a_task(
+def test_resuming_keeps_one_revision_and_one_row_per_task(
     folder: Path, on_database: Services, database: Database
 ) -> None:
     checked = start_run.check(folder / "run.toml")
@@ -160,7 +160,7 @@ def test_resume_keeps_one_revision_and_one_row_a_task(
         assert session.scalars(select(TaskRow.id)).all() == ["run/r/task/one"]
 
 
-def test_resume_takes_live_keys_as_a_revision_and_refuses_frozen_ones(
+def test_resuming_records_changed_live_keys_and_refuses_changed_frozen_keys(
     folder: Path, on_database: Services, database: Database
 ) -> None:
     start_run.record(start_run.check(folder / "run.toml"), on_database, resume=False)
@@ -194,7 +194,7 @@ def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot(
         assert run_state.mark_stopped(session, RunId("r")) == RunStatus.FINISHED, "terminal states are final"
 
 
-def test_the_workflow_is_started_attached_to_cancelled_and_started_afresh(services: Services) -> None:
+def test_a_workflow_is_started_joined_cancelled_and_started_anew(services: Services) -> None:
     run = RunId("attach")
 
     async def open_ids() -> list[str]:
@@ -205,7 +205,7 @@ def test_the_workflow_is_started_attached_to_cancelled_and_started_afresh(servic
         await workflow_client.start(services, run)
         await workflow_client.start(services, run)
         assert await open_ids() == ["run/attach"]
-        # No worker answers the cancellation, so it ends by termination.
+        # No worker reacts to the cancellation, so the workflow is terminated.
         await workflow_client.cancel(services, run, limit_s=0.3)
         assert await workflow_client.wait_closed(services, run, limit_s=10)
         await workflow_client.start(services, run)
@@ -215,33 +215,34 @@ def test_the_workflow_is_started_attached_to_cancelled_and_started_afresh(servic
     asyncio.run(body())
 
 
-def test_a_run_whose_workflow_closed_is_not_watched_for_ever(services: Services) -> None:
-    run, looks = RunId("closed"), []
+def test_a_run_whose_workflow_has_closed_is_not_followed_forever(services: Services) -> None:
+    run, num_polls = RunId("closed"), 0
 
-    def look() -> RunStatus:
-        looks.append(1)
-        return RunStatus.RUNNING if len(looks) < 100 else RunStatus.FINISHED
+    def poll() -> RunStatus:
+        nonlocal num_polls
+        num_polls += 1
+        return RunStatus.RUNNING if num_polls < 100 else RunStatus.FINISHED
 
     asyncio.run(workflow_client.start(services, run))
-    assert start_run.follow(services, run, look, look_s=0, check_s=0) is RunStatus.FINISHED
+    assert follow_run.follow(services, run, poll, poll_s=0, check_s=0) is RunStatus.FINISHED
     asyncio.run(workflow_client.cancel(services, run, limit_s=0.3))
-    looks.clear()
-    with pytest.raises(GyreError, match="run 'closed' is running and its workflow has closed"):
-        start_run.follow(services, run, look, look_s=0, check_s=0)
-    assert len(looks) == 2, "gyre stop closes the workflow before it marks the run"
+    num_polls = 0
+    with pytest.raises(GyreError, match="run 'closed' is running but its workflow has closed"):
+        follow_run.follow(services, run, poll, poll_s=0, check_s=0)
+    assert num_polls == 2, "gyre stop closes the workflow before it marks the run"
 
 
-def test_watching_goes_on_while_temporal_is_away(on_database: Services) -> None:
-    looks = iter([RunStatus.RUNNING] * 3 + [RunStatus.STOPPED])
-    status = start_run.follow(on_database, RunId("r"), lambda: next(looks), look_s=0, check_s=0)
+def test_following_continues_while_temporal_is_away(on_database: Services) -> None:
+    polls = iter([RunStatus.RUNNING] * 3 + [RunStatus.STOPPED])
+    status = follow_run.follow(on_database, RunId("r"), lambda: next(polls), poll_s=0, check_s=0)
     assert status is RunStatus.STOPPED
 
 
 @pytest.mark.parametrize(("status", "left"), [(RunStatus.FAILED, []), (RunStatus.FINISHED, ["run/over"])])
-def test_what_a_failed_run_left_in_progress_is_cancelled(
+def test_workflows_that_a_failed_run_left_open_are_cancelled(
     services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: RunStatus, left: list[str]
 ) -> None:
-    monkeypatch.setattr(start_run, "CLOSE_S", 0.5)
+    monkeypatch.setattr(follow_run, "CLOSE_S", 0.5)
     run = RunId("over")
 
     async def open_ids() -> list[str]:
@@ -254,7 +255,7 @@ def test_what_a_failed_run_left_in_progress_is_cancelled(
             await asyncio.sleep(0.1)
 
     asyncio.run(begin())
-    start_run.settle(tmp_path / ".gyre", run, services, status)
+    follow_run.settle(tmp_path / ".gyre", run, services, status)
     if not left:
         asyncio.run(workflow_client.wait_closed(services, run, limit_s=10))
     assert asyncio.run(open_ids()) == left

@@ -1,4 +1,4 @@
-"""The read commands: one JSON document on stdout with its stable keys, ids in both forms, clear refusals."""
+"""Commands that read: one JSON document with stable keys on stdout, ids in both forms, clear refusals."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Gyre = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.usefixtures("populated")
-def test_show_has_its_stable_keys(gyre: Gyre) -> None:
+def test_show_json_has_its_stable_keys(gyre: Gyre) -> None:
     code, out, _ = gyre("show", RUN, "--json")
     shown = json.loads(out)
     assert code == 0
@@ -41,7 +41,9 @@ def test_a_lost_group_unbalances_the_account(gyre: Gyre, populated: Database) ->
     assert json.loads(out)["checks"]["account_balances"] is False
 
 
-def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, populated: Database) -> None:
+def test_a_stopped_run_runs_nothing_and_skips_the_checks_of_finished_runs(
+    gyre: Gyre, populated: Database
+) -> None:
     def set_status(status: str) -> None:
         with transaction(populated) as session:
             session.execute(update(RunRow).values(status=status))
@@ -60,7 +62,7 @@ def test_a_stopped_run_runs_nothing_and_claims_no_finished_books(gyre: Gyre, pop
     assert ["every", "execution", "disposed", "-"] in lines
 
 
-def test_a_finished_run_with_an_undisposed_rollout_shows_it(gyre: Gyre, populated: Database) -> None:
+def test_a_finished_run_with_an_undisposed_rollout_fails_its_check(gyre: Gyre, populated: Database) -> None:
     with transaction(populated) as session:
         session.execute(update(RunRow).values(status="finished"))
         session.execute(
@@ -96,14 +98,14 @@ def test_calls_and_tree_take_ids_in_every_form(gyre: Gyre, name: str) -> None:
         (("tree", ROLLOUT, "--full"), "0x1 1x2"),
     ],
 )
-def test_people_get_tables(gyre: Gyre, arguments: tuple[str, ...], seen: str) -> None:
+def test_people_get_a_table(gyre: Gyre, arguments: tuple[str, ...], seen: str) -> None:
     code, out, err = gyre(*arguments)
     assert (code, err) == (0, "")
     assert seen in out
 
 
 @pytest.mark.usefixtures("populated")
-def test_json_rows(gyre: Gyre) -> None:
+def test_json_rows_hold_counts_and_rewards(gyre: Gyre) -> None:
     assert [row["run"] for row in json.loads(gyre("runs", "--json")[1])] == [RUN]
     (group,) = json.loads(gyre("groups", RUN, "--json")[1])
     assert (group["scored"], group["placeholder"], group["mean_reward"]) == (1, 1, 0.25)
@@ -128,7 +130,7 @@ def test_json_rows(gyre: Gyre) -> None:
         (("calls", f"{ROLLOUT}/attempt/7"), f"no attempt '{ROLLOUT}/attempt/7'"),
         (("tree", f"{ROLLOUT}/attempt/0/node/99"), f"no node '{ROLLOUT}/attempt/0/node/99'"),
         (("calls", f"{RUN}/group/9/rollout/9"), "no rollout 'run/seen/group/9/rollout/9'"),
-        (("shwo", RUN), "did you mean `gyre show`?"),
+        (("shwo", RUN), "No such command 'shwo'. Did you mean 'show'?"),
         (("show",), "Missing argument"),
         (("show", RUN, "--wrong"), "No such option"),
     ],

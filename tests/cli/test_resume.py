@@ -1,4 +1,4 @@
-"""A resume that is refused leaves the rows as they were."""
+"""A refused resume leaves the run's rows unchanged."""
 
 import socket
 from pathlib import Path
@@ -17,7 +17,7 @@ from gyre.settings.runfile import load_run_file
 
 
 def checked_run(folder: Path, name: str) -> start_run.CheckedRun:
-    """A run over no task and a model that nobody reads."""
+    """Return a run without tasks whose model is never read."""
     file = folder / "run.toml"
     file.write_text(
         f'[run]\nname = "{name}"\nupdates = 1\n'
@@ -26,7 +26,7 @@ def checked_run(folder: Path, name: str) -> start_run.CheckedRun:
     return start_run.CheckedRun(load_run_file(file), train=[], heldout=[])
 
 
-def test_a_run_that_is_not_there_cannot_be_resumed(
+def test_a_run_that_does_not_exist_cannot_be_resumed(
     tmp_path: Path, postgres_dsn: str, database: Database
 ) -> None:
     services = Services(
@@ -39,7 +39,7 @@ def test_a_run_that_is_not_there_cannot_be_resumed(
 
 
 @pytest.mark.parametrize(("end", "failure"), [(RunStatus.STOPPED, None), (RunStatus.FAILED, "no luck")])
-def test_a_refused_resume_leaves_the_run_as_it_had_ended(
+def test_a_refused_resume_keeps_the_status_that_the_run_ended_with(
     tmp_path: Path, services: Services, short_folder: Path, end: RunStatus, failure: str | None
 ) -> None:
     checked = checked_run(tmp_path, f"refused-{end}")

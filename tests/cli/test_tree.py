@@ -1,4 +1,4 @@
-"""What `gyre tree` and `gyre calls` show: which paths are trained, what is masked, and what went wrong."""
+"""`gyre tree` and `gyre calls` show which paths are trained, what is masked, and what went wrong."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ BATCH = f"run/{RUN}/batch/1"
 
 
 def project() -> Grown:
-    """Thirty turns, a sub-agent, a summary and what followed it, a title, a re-asked call that was cut."""
+    """Return thirty turns, a sub-agent, a summary with its successors, a title and a repeated call."""
     grown = Grown(ROLLOUT)
     grown.call(None, 40, 6, role="side")
     main = [grown.call(None, 900, 25)]
@@ -50,7 +50,7 @@ def grown(populated: Database) -> Grown:
 
 
 def table(out: str, first_title: str) -> dict[str, list[str]]:
-    """The rows of the last table with such a title: first cell -> the words after it."""
+    """Return the rows of the last table whose first title is given: first cell -> the words after it."""
     rows = out[out.rindex(f"\n{first_title} ") :].splitlines()[2:]
     cells = (row.replace("│", "").replace("↳", "").replace("●", "").split() for row in rows)
     return {row[0]: row[1:] for row in cells if row}
@@ -67,7 +67,7 @@ def test_a_reader_sees_what_is_trained_and_what_is_masked(
     assert max(map(len, out.splitlines())) <= width
     words = " ".join(out.split())
     assert "41 calls (37 committed, 1 failed, 3 in flight)" in words
-    assert "1,116 sampled: 1,061 targets, 6 of side calls, 49 not selected" in words
+    assert "1,116 sampled: 1,061 targets, 6 by side calls, 49 not selected" in words
     paths = table(out[: out.index("attempt 0")], "path")
     assert paths["2"] == ["main", "summary", "68", "4,000", "950", "200", "750"]
     drawn = table(out, "nodes")
@@ -81,7 +81,7 @@ def test_a_reader_sees_what_is_trained_and_what_is_masked(
 
 
 @pytest.mark.usefixtures("grown")
-def test_full_shows_each_node(gyre: Gyre) -> None:
+def test_full_prints_a_line_per_node(gyre: Gyre) -> None:
     _, out, _ = gyre("tree", ROLLOUT, "--full")
     drawn = table(out, "nodes")
     assert drawn["72"] == ["main", "sampled", "20", "20", "20", "3", "stop", "1◂"]
@@ -143,7 +143,7 @@ def test_calls_json_has_its_stable_keys(gyre: Gyre) -> None:
 
 
 @pytest.mark.usefixtures("populated")
-def test_a_rollout_without_calls(gyre: Gyre) -> None:
+def test_a_rollout_without_calls_is_one_sentence(gyre: Gyre) -> None:
     other = f"{ROLLOUT[:-1]}1"
     assert gyre("calls", other) == (0, "no model calls yet\n", "")
     code, out, _ = gyre("tree", other)
@@ -193,7 +193,7 @@ def test_each_node_is_drawn_once_below_the_one_it_continues(nodes: list[dict]) -
             assert parent is None or parent in order[:place]
 
 
-def test_reuse_is_counted_as_a_walk_over_every_input_would(populated: Database) -> None:
+def test_reuse_counts_equal_a_walk_over_every_input(populated: Database) -> None:
     grown = project()
     with transaction(populated) as session:
         grown.write(session)

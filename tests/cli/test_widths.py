@@ -1,14 +1,18 @@
-"""Tables on consoles of several widths: every number and every word is whole, whatever the room."""
+"""Tables on consoles of several widths: every number and every word stays whole in any room."""
 
+import io
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from app.cli import output
-from app.cli.output import print_rows
-from app.cli.rollout import print_calls
+from app.cli.call_table import print_calls
+from app.cli.output import print_rows, print_table, table_width
 from app.cli.show import print_groups, print_rollouts
 from db.session import Database, transaction
 from tests.cli.conftest import ROLLOUT, RUN
@@ -57,7 +61,7 @@ def call_row(index: int, role: str, **columns: Any) -> Row:
 
 
 def line_of(out: str, name: str) -> list[str]:
-    """The words behind ``name`` on the first line that begins with it."""
+    """Return the words behind ``name`` on the first line that begins with it."""
     return next(line.split()[1:] for line in out.splitlines() if line.split()[:1] == [name])
 
 
@@ -67,6 +71,32 @@ def assert_fits(out: str, width: int) -> None:
 
 def assert_whole(out: str, words: Iterable[str]) -> None:
     assert set(words) <= set(out.split())
+
+
+WORD = st.text("abcdefgh", min_size=1, max_size=14)
+TEXT = st.lists(WORD, max_size=6).map(" ".join)
+TITLES = ("id", "end reason", "detail", "mean reward", "n")
+
+
+@given(
+    rows=st.lists(st.fixed_dictionaries(dict.fromkeys(TITLES, TEXT)), min_size=1, max_size=4),
+    room=st.integers(20, 120),
+)
+def test_any_table_keeps_its_words_whole_and_fits_where_they_do(
+    rows: list[dict[str, str]], room: int
+) -> None:
+    console = Console(file=io.StringIO(), width=room, highlight=False)
+    print_table(console, rows, TITLES, numbers={"n"})
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    words = [
+        word for text in (*TITLES, *(row[title] for row in rows for title in TITLES)) for word in text.split()
+    ]
+    assert sorted(out.split()) == sorted(words)
+    if table_width(rows, TITLES, fold_cells=True) <= room:
+        assert_fits("\n".join(map(str.rstrip, out.splitlines())), room)
+    if table_width(rows, TITLES) <= room:
+        # Titles take two lines at most, and an empty row is an empty line.
+        assert len(out.splitlines()) <= len(rows) + 2
 
 
 def test_a_rollout_takes_one_line(capsys: pytest.CaptureFixture[str], width: int) -> None:
@@ -84,13 +114,13 @@ def test_a_rollout_takes_one_line(capsys: pytest.CaptureFixture[str], width: int
         assert " ".join(line).replace("_", " ").count("time limit") == (index != 2)
 
 
-def test_a_long_detail_is_told_under_the_table(capsys: pytest.CaptureFixture[str], width: int) -> None:
+def test_a_long_detail_is_printed_under_the_table(capsys: pytest.CaptureFixture[str], width: int) -> None:
     detail = "provision: [Errno 28] no space left on device, " * 6
     print_rollouts([rollout_row(0), rollout_row(1, detail=detail)])
     out = capsys.readouterr().out
     assert_fits(out, width)
-    told = out[out.index(f"{NAME}/group/12/rollout/1 detail: ") :]
-    assert told.split()[2:] == detail.split()
+    printed = out[out.index(f"{NAME}/group/12/rollout/1 detail: ") :]
+    assert printed.split()[2:] == detail.split()
 
 
 def test_a_name_that_leaves_no_room_cuts_no_number(capsys: pytest.CaptureFixture[str], width: int) -> None:
@@ -109,8 +139,8 @@ def test_a_group_takes_one_line(capsys: pytest.CaptureFixture[str], width: int) 
     assert_whole(out, ["heldout", "before", "train"])
     for index, words in {0: ["assigned"], 7: ["assigned"], 120: ["trained"]}.items():
         assert set(line_of(out, f"{NAME}/group/{index}")) >= {TASK, "12", "0.250", *words}
-    told = [line for line in out.splitlines() if line.startswith(f"{NAME}/group/120")]
-    assert {"1", "2"} <= set(" ".join(told).split())
+    printed = [line for line in out.splitlines() if line.startswith(f"{NAME}/group/120")]
+    assert {"1", "2"} <= set(" ".join(printed).split())
 
 
 def test_columns_without_values_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,12 +162,12 @@ def test_a_run_takes_one_line(capsys: pytest.CaptureFixture[str], width: int) ->
     assert line_of(out, NAME) == ["finished", "1,020", "0.250", "0", day, minute, day, minute]
 
 
-def test_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_are_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows([{"name": "s3", "detail": "[/] [Errno 28] [bold]"}], ("name", "detail"), empty="")
     assert line_of(capsys.readouterr().out, "s3") == ["[/]", "[Errno", "28]", "[bold]"]
 
 
-def test_process_ids_are_printed_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_process_ids_have_no_thousands_separators(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows([{"name": "s3", "pid": 54321, "ports": [65432, 5432]}], ("name", "pid", "ports"), empty="")
     assert line_of(capsys.readouterr().out, "s3") == ["54321", "65432", "5432"]
 
@@ -154,7 +184,7 @@ def test_a_call_takes_one_line_and_spans_stay_whole(capsys: pytest.CaptureFixtur
     assert {"side", "failed"} <= set(line_of(out, "1/1202"))
 
 
-def test_roomy_columns_of_calls_come_with_the_room(capsys: pytest.CaptureFixture[str], width: int) -> None:
+def test_wider_consoles_show_more_columns_of_calls(capsys: pytest.CaptureFixture[str], width: int) -> None:
     print_calls(
         "run/x/group/0/rollout/0", [call_row(1200, "subagent_summary"), call_row(1201, "main_summary")]
     )
@@ -167,7 +197,7 @@ def test_roomy_columns_of_calls_come_with_the_room(capsys: pytest.CaptureFixture
 
 
 def deep(num_branches: int) -> Grown:
-    """A conversation from whose end a sub-agent branches off, from which another does, and so on."""
+    """Return a conversation from which a sub-agent branches off, from which another one does, and so on."""
     grown = Grown(ROLLOUT)
     last = grown.call(None, 123456, 65432, version=11, finish="length")
     targets = [last]

@@ -1,4 +1,4 @@
-"""A Temporal that cannot be used is told by its key, shortly."""
+"""An unusable Temporal is reported in one short sentence that names its key."""
 
 import asyncio
 
@@ -12,10 +12,10 @@ from gyre.settings import Services
 
 @pytest.mark.parametrize(
     ("address", "reason"),
-    [("127.0.0.1:1", "does not answer"), ("host:abc", "is no address: invalid target URL")],
+    [("127.0.0.1:1", "does not answer"), ("host:abc", "is not an address: invalid target URL")],
 )
-def test_the_key_is_named(address: str, reason: str) -> None:
-    # Unchecked, as in a record that was written by hand.
+def test_an_unusable_temporal_is_named_by_its_key(address: str, reason: str) -> None:
+    # Not validated, as in a record that was edited by hand.
     services = Services.model_construct(temporal_address=address, temporal_namespace="default")
     with pytest.raises(
         BadInput, match=rf"^services\.temporal_address: Temporal at {address} {reason}"
