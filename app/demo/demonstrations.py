@@ -1,8 +1,8 @@
-"""What the warm-up learns from: traces of a careful demonstrator, then of a careless one.
+"""Demonstrations for the warm-up: first by a careful demonstrator, then by a careless one.
 
-The careful one teaches format and skills quickly. The careless one writes down the word as it was given
-more often than not, and that habit is learnt too: the policy's score at temperature 1 becomes about the
-careless demonstrator's, and what RL has to find out, by reward alone, is which habits are worth keeping.
+The careful one teaches the format and the skills quickly. The careless one copies the word unchanged more
+often than not, and the policy learns that habit too: at temperature 1 it scores about as low as the careless
+demonstrator. RL then has to find out, from rewards alone, which habits are worth keeping.
 """
 
 import random
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstratedConversation:
-    """Chat messages as the gateway gets them in the last request of a conversation, and the last answer."""
+    """Chat messages of the conversation's last request, as the gateway gets them, and its last answer."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -26,46 +26,42 @@ class DemonstratedConversation:
 
 @dataclass(frozen=True, kw_only=True)
 class Habit:
-    """Shares of demonstrations that do a goal right or go wrong in one of two ways; they sum to 1."""
+    """Shares of demonstrations that reach a goal or miss it in one of two ways; they sum to 1."""
 
     right: float
     unchanged: float
-    """The word as it was given."""
+    """Write the word as it stands in the instruction."""
     slip: float = 0.0
-    """Right but for one letter."""
+    """Write the right text with one random letter in it."""
 
 
 Habits = Mapping[str, Habit]
 CAREFUL: Habits = dict.fromkeys(GOALS, Habit(right=0.8, unchanged=0.2))
-"""Mostly right, so that skills are learnt in a hundred steps; copying has to be learnt as well."""
+"""Mostly right, so that a hundred steps teach the skills; some copying, because that must be learned too."""
 CARELESS: Habits = {
     "back": Habit(right=0.55, unchanged=0.35, slip=0.10),
     "caps": Habit(right=0.50, unchanged=0.50),
     "next": Habit(right=0.35, unchanged=0.65),
 }
-"""Scores 0.49 by itself. The greedy policy follows the commoner habit of each goal, so it has room too."""
+"""Scores 0.49 by itself. Greedy sampling follows the commoner habit of each goal, so it can improve too."""
 FAILED_SHARE = 0.05
-"""Of traces in which the shell reports an error, so that the policy ends its work then as well."""
+"""Share of demonstrations in which the shell reports an error, so that the policy stops after one too."""
 
 
 def command(rng: random.Random, word: str, habits: Habits) -> str:
-    """One demonstration's shell command."""
+    """Return the shell command of one demonstration."""
     return "; ".join(f"echo {_text(rng, word, name, habits[name])} > {name}" for name in GOALS)
 
 
 def _text(rng: random.Random, word: str, goal: str, habit: Habit) -> str:
     right = GOALS[goal](word)
-    choices = (right, word, _slip(rng, right))
-    return rng.choices(choices, (habit.right, habit.unchanged, habit.slip))[0]
-
-
-def _slip(rng: random.Random, text: str) -> str:
-    place = rng.randrange(len(text))
-    return text[:place] + rng.choice("abcdefghijklmnopqrstuvwxyz") + text[place + 1 :]
+    place = rng.randrange(len(right))
+    slip = right[:place] + rng.choice("abcdefghijklmnopqrstuvwxyz") + right[place + 1 :]
+    return rng.choices((right, word, slip), (habit.right, habit.unchanged, habit.slip))[0]
 
 
 def conversations(rng: random.Random, task: Task, habits: Habits) -> list[DemonstratedConversation]:
-    """A whole demonstration: one conversation, or two where a sub-agent or a compaction starts another."""
+    """Demonstrate a task: one conversation, or two where a sub-agent or a compaction starts another."""
     asked, both = request(task.kind, task.word), [SHELL, AGENT]
     if task.kind is Kind.PLAIN:
         return [DemonstratedConversation(messages=_work(rng, asked, task.word, habits), tools=both)]
@@ -86,7 +82,7 @@ def conversations(rng: random.Random, task: Task, habits: Habits) -> list[Demons
 
 
 def _work(rng: random.Random, asked: str, word: str, habits: Habits) -> list[Message]:
-    """One command that writes the files, and the closing word."""
+    """Return the messages of one command that writes the files, and of the closing word."""
     result = "exit 2" if rng.random() < FAILED_SHARE else ""
     return [_user(asked), _call("shell", command=command(rng, word, habits)), _result(result), _says("done")]
 

@@ -1,4 +1,4 @@
-"""The words of the tiny harness that the policy is taught to answer; examples/tiny_harness says them."""
+"""Texts and tools of examples/tiny_harness that the warm-up teaches the policy to answer."""
 
 from typing import Any
 
@@ -12,4 +12,4 @@ def _tool(name: str, parameter: str) -> dict[str, Any]:
 
 
 SHELL, AGENT = _tool("shell", "command"), _tool("agent", "prompt")
-"""What the chat template shows of them is their names and parameters."""
+"""The chat template renders no more of a tool than its name and its parameters."""

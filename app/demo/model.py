@@ -1,4 +1,4 @@
-"""The demo's policy: Qwen3 architecture, 0.9 M parameters, initialised on the spot."""
+"""The demo's policy: Qwen3 architecture with 0.9 M parameters, initialized on the spot."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from app.demo.recipe import CONTEXT_TOKENS
 from app.demo.tokenizer import END_OF_TEXT, IM_END, token_id
 
 VOCABULARY_MULTIPLE = 64
-"""Rows of the embedding are padded to this, so that tensor parallel 2 and 4 divide them."""
+"""The embedding's rows are padded to a multiple of this, which tensor parallel sizes 2 and 4 divide."""
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A float32 model whose initial weights depend on the seed alone (the global generator is left alone)."""
+    """Build a float32 model from the seed alone, without touching the global random generator."""
     rows = -(-len(tokenizer) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     config = Qwen3Config(
         vocab_size=rows,
@@ -46,8 +46,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the Hugging Face directory: config, safetensors, tokenizer with its template."""
-    # A bar for one file of three megabytes would only stand in the demo's own progress.
+    """Write a Hugging Face folder: config, safetensors, and the tokenizer with its chat template."""
+    # Its bar, for one file of three megabytes, would interfere with the demo's own.
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Makes what a demo run needs, in one folder: tasks, warmed-up model, run file."""
+"""Write everything that a demo run needs into one folder: tasks, a warmed-up model and a run file."""
 
 import os
 from collections.abc import Callable, Set
@@ -12,7 +12,7 @@ from gyre.settings import RunFile, load_run_file
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked for; ``name`` is the run's."""
+    """Options of ``gyre demo``, and the name of its run."""
 
     name: str
     seed: int
@@ -24,9 +24,9 @@ class Request:
 def prepare(
     folder: Path, request: Request, *, progress: Callable[[int, int, float], None] | None = None
 ) -> RunFile:
-    """Write ``tasks/``, ``model/`` and ``run.toml`` under ``folder``; about a minute, nearly all warm-up.
+    """Write ``tasks/``, ``model/`` and ``run.toml`` into ``folder``. The warm-up takes about a minute.
 
-    ``progress`` is called with (warm-up steps done, steps in all, loss).
+    ``progress`` is called with (warm-up steps done, all warm-up steps, loss).
     """
     split = draw_split(request.seed, num_train=NUM_TRAIN, num_heldout=NUM_HELDOUT)
     write_split(folder / "tasks" / "train", split.train)
@@ -48,7 +48,7 @@ def prepare(
 def _make_model(
     folder: Path, seed: int, excluded: Set[str], progress: Callable[[int, int, float], None] | None
 ) -> None:
-    # torch is imported here: refusing a bad option must not take three seconds.
+    # Imported here because torch takes three seconds to load, and a bad option is refused before that.
     import torch
 
     from app.demo.model import build_model, save_model

@@ -1,4 +1,4 @@
-"""The demo's run file: every number that differs from the defaults, and why."""
+"""The demo's run file: every number that differs from the defaults, with the reason."""
 
 import json
 from pathlib import Path
@@ -7,23 +7,24 @@ from typing import Any
 from gyre.settings import RunFile
 
 CONTEXT_TOKENS = 512
-"""A conversation is some 70 tokens; the rest is room for a policy that wanders before it learns to stop."""
+"""A conversation has some 70 tokens; the rest is for a policy that has not yet learned to stop."""
 UPDATES = 15
 BAR = 0.15
-"""Lift of the held-out score that the demo promises; the control must stay below CONTROL_BAR."""
+"""Lift of the held-out score that the demo promises."""
 CONTROL_BAR = 0.05
+"""Lift that a run on permuted rewards must stay below."""
 
 NUM_TRAIN = 96
-"""Tasks: 15 updates of 8 groups see each word once or twice, so that nothing can be learnt by heart."""
+"""Training tasks: 15 updates of 8 groups use each word once or twice, too few to memorize any."""
 NUM_HELDOUT = 52
 SAMPLES = 8
-"""52 x 8 = 416 held-out rollouts a side: at least 400 remain if a few are excluded."""
+"""Rollouts per held-out task: 52 x 8 = 416 before and after, so at least 400 remain if a few are excluded."""
 
 
 def run_file(
     *, name: str, seed: int, updates: int, control: str, harness: str, model: Path, tasks: Path
 ) -> RunFile:
-    """The run file object. ``tasks`` holds ``train/`` and ``heldout/``."""
+    """Build the demo's run file; ``tasks`` is the folder that holds ``train/`` and ``heldout/``."""
     return RunFile.model_validate(
         {
             "run": {"name": name, "seed": seed, "updates": updates, "control": control},
@@ -37,29 +38,26 @@ def run_file(
 
 
 TUNED: dict[str, Any] = {
-    # A tool call is 25 tokens; a policy that does not stop is cut soon after.
+    # A tool call takes 25 tokens; a policy that does not stop is cut soon after.
     "sampling": {"temperature": 1.0, "max_tokens": 64},
-    # One update a batch on rollouts of the newest policy; twelve executions keep two cores busy while
-    # others wait for Temporal.
+    # One update per batch, on rollouts of the newest policy. Twelve rollouts at once keep two cores busy
+    # while some of them wait for Temporal.
     "schedule": {"group_size": 8, "groups_per_batch": 8, "updates_per_burst": 1, "max_concurrent": 12},
-    # In 15 updates 2e-4 lifts the score by 0.29 or more. At 3e-4 it is hardly more, and a control trained
-    # on shuffled rewards passed its bar in one run of twelve; at 1e-3 all collapses.
-    # What is as large as a micro-step's logits and activations lies in memory at once, so they are small.
+    # At 2e-4, 15 updates lift the score by 0.29 or more. 3e-4 lifts it hardly more, and there one of
+    # twelve controls on permuted rewards passed its bar; at 1e-3 training collapses.
+    # Micro-steps are small because memory holds the logits and activations of a whole one.
     "optimizer": {"lr": 2e-4, "micro_step_tokens": 1024},
-    # Everything takes a second; the limits are for a machine that is busy with something else.
+    # Each stage takes about a second; the limits allow for a machine that is busy with other work.
     "limits": {"provision_s": 60, "harness_s": 120, "evaluate_s": 60, "total_s": 900},
 }
 
 
 def run_file_text(document: RunFile) -> str:
-    """The run file as TOML, sections and keys in the order of the schema, defaults left out."""
+    """Write the run file as TOML: sections and keys in the order of the schema, without defaults."""
     given = document.model_dump(mode="json", exclude_defaults=True)
     lines: list[str] = []
     for section, values in given.items():
-        lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+        # All values are strings, numbers and booleans, which JSON writes as TOML does.
+        keys = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+        lines += [f"[{section}]", *keys, ""]
     return "\n".join(lines)
-
-
-def _toml(value: Any) -> str:
-    """A string, number or boolean; JSON writes those as TOML does."""
-    return json.dumps(value, ensure_ascii=False)

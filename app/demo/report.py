@@ -1,4 +1,4 @@
-"""Held-out scores with honest errors: rollouts of one task are not independent, tasks are."""
+"""Held-out scores with honest errors: tasks are independent, rollouts of one task are not."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,28 +13,29 @@ from gyre.contracts.lifecycle import Purpose
 from gyre.contracts.roles import TRAINED_ROLES
 
 BRANCHING = {"main_summary": "compaction", "subagent": "sub-agent"}
-"""Roles that the demo's tasks force, and how."""
+"""Roles that the demo's tasks force, and what forces each."""
 PASSED = 1 - 1e-3
-"""``reward.txt`` has four decimals."""
+"""Least reward with everything right: ``reward.txt`` has four decimals."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """Held-out rollouts of one kind at one phase."""
+    """Held-out rollouts of one purpose in one phase."""
 
     mean: float
-    """Of the scored rollouts; nan if there is none."""
+    """Mean over the scored rollouts; nan without any."""
     stderr: float
-    """Of the mean, from the spread between tasks; nan below two tasks."""
+    """Standard error of the mean, from the spread between tasks; nan below two tasks."""
     pass_rate: float
-    """Share of scored rollouts with everything right."""
+    """Share of the scored rollouts with everything right."""
     num_rollouts: int
-    """Scored ones."""
+    """Number of scored rollouts."""
     num_missing: int
-    """Rollouts without a score: excluded, placeholder or not ended. They are not zeros."""
+    """Number of rollouts without a score: excluded, placeholder or not ended. They do not count as 0."""
 
 
 def side(outcomes: Iterable[HeldoutOutcome], purpose: Purpose, phase: str) -> Side:
+    """Summarize the outcomes of one purpose in one phase."""
     chosen = [each for each in outcomes if each.purpose is purpose and each.phase == phase]
     rewards = [each.reward for each in chosen if each.reward is not None]
     return Side(
@@ -47,7 +48,7 @@ def side(outcomes: Iterable[HeldoutOutcome], purpose: Purpose, phase: str) -> Si
 
 
 def lift_stderr(outcomes: Iterable[HeldoutOutcome]) -> float:
-    """Standard error of (after - before) at the run's temperature, paired by task; nan below two tasks."""
+    """Return the standard error of (after - before), paired by task; nan below two tasks."""
     chosen = [each for each in outcomes if each.purpose is Purpose.HELDOUT]
     before = _task_means(each for each in chosen if each.phase == "before")
     after = _task_means(each for each in chosen if each.phase == "after")
@@ -76,7 +77,7 @@ def _stderr(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Report:
-    """What a demo run came to. Means are in [0, 1]."""
+    """Result of a demo run. Means are in [0, 1]."""
 
     summary: RunSummary
     seed: int
@@ -88,7 +89,7 @@ class Report:
     lift_stderr: float
     reward_by_update: Sequence[float]
     trained: Mapping[str, Trained]
-    """By role, every one of TRAINED_ROLES."""
+    """Counts for each of TRAINED_ROLES."""
     seconds: float
 
     @property
@@ -97,13 +98,13 @@ class Report:
 
     @property
     def untrained(self) -> str | None:
-        """What the tasks force but no trained path shows, as a sentence; None if nothing is missing."""
+        """A clause that names the kinds of branches that no trained path shows; None if none is missing."""
         missing = [what for role, what in BRANCHING.items() if not self.trained[role].paths]
         return f"no trained path comes from a {' or a '.join(missing)}" if missing else None
 
     @property
     def verdict(self) -> str:
-        """One sentence that says whether the demo kept its promise."""
+        """One sentence on whether the demo kept its promise."""
         return f"{self._learnt}, but {self.untrained}" if self.untrained else self._learnt
 
     @property
@@ -132,6 +133,7 @@ def report(
     control: str,
     seconds: float,
 ) -> Report:
+    """Build the report from what Postgres holds about the run."""
     return Report(
         summary=summary,
         seed=seed,
@@ -148,11 +150,11 @@ def report(
 
 
 def document(found: Report, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``--json`` document of ``gyre demo``; what is unknown is null.
+    """Build the ``--json`` document of ``gyre demo``; unknown values are null.
 
-    ``heldout_stderr`` is the standard error of the lift, paired by task; ``shown`` has those of the sides.
-    ``heldout_rollouts`` is the smaller side's number of scored rollouts at the run's temperature.
-    ``roles`` counts rollouts, selected paths and targets of the trained batches.
+    ``heldout_stderr`` is the standard error of the lift, paired by task; ``shown`` has those of both phases.
+    ``heldout_rollouts`` is the smaller phase's number of scored rollouts at the run's temperature.
+    ``roles`` counts rollouts, selected paths and target tokens of the trained batches.
     """
     return {
         "run": found.summary.run,

@@ -1,4 +1,4 @@
-"""What people see of the demo: a progress bar a stage, then the tables."""
+"""Screen of the demo: a progress bar per stage, then the tables."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -15,10 +15,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Screen:
-    """Live progress of the stage at hand, or a plain line for each stage where there is no terminal.
-
-    Use it as a context manager.
-    """
+    """Context manager that shows the current stage as a live bar, or prints its name without a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -43,7 +40,7 @@ class Screen:
         self._bars.stop()
 
     def show(self, stage: str, done: int, total: int, note: str = "") -> None:
-        """Move the bar; a new stage takes the old one's place."""
+        """Move the bar; a new stage replaces the old one."""
         if self._bar is None or self._bar[0] != stage:
             if self._bar is not None:
                 self._bars.remove_task(self._bar[1])
@@ -53,7 +50,7 @@ class Screen:
         self._bars.update(self._bar[1], completed=done, total=total, note=note)
 
     def show_run(self, summary: RunSummary, parts: dict[str, Rollouts], updates: int) -> None:
-        """The stage of a run, from its rows."""
+        """Show the stage of a run, judged from its rows."""
         note = f"{sum(part.done for part in parts.values())} rollouts done, {summary.running} running"
         if parts["after"].dispatched:
             self.show("held-out rollouts, after", parts["after"].done, parts["after"].dispatched, note)
@@ -64,11 +61,11 @@ class Screen:
         elif parts["before"].dispatched:
             self.show("held-out rollouts, before", parts["before"].done, parts["before"].dispatched, note)
         else:
-            self.show("gateway, worker and cell start", 0, 1)
+            self.show("starting gateway and cell", 0, 1)
 
 
 def print_report(console: Console, found: Report, where: dict[str, str]) -> None:
-    """The tables at the end. ``where`` names what to look at next."""
+    """Print the final tables; ``where`` lists what to look at next."""
     console.print(_heldout_table(found))
     rewards = found.reward_by_update
     if rewards:
@@ -118,7 +115,7 @@ def _trained_table(found: Report) -> Table:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One bar a value, on the scale 0 to 1."""
+    """Draw one bar per value, on a scale from 0 to 1."""
     return "".join(SPARKS[min(len(SPARKS) - 1, int(value * len(SPARKS)))] for value in values)
 
 

@@ -1,15 +1,15 @@
-"""The demo's family of tasks: one word, three files to write, a score that counts every letter.
+"""The demo's tasks: take one word, write three files, and score by the letter.
 
-Three kinds, told apart by where the word is and who can write:
+Three kinds differ in where the word is and in who can write:
 
-* ``plain``: the instruction tells the word, and the agent writes the files itself.
-* ``delegate``: the instruction's first line leaves the agent no tool but ``agent``, so that only a
-  sub-agent can write them, and the agent has to pass the word on.
-* ``long``: the word is in a file, one long line among other sentences. Whoever prints the file passes the
+* ``plain``: the instruction contains the word, and the agent writes the files itself.
+* ``delegate``: the instruction's first line leaves the agent no tool but ``agent``, so only a sub-agent can
+  write the files, and the agent has to pass the word on.
+* ``long``: the word is in a file, on one long line among other sentences. Printing the file exceeds the
   harness's limit on a conversation, so the work is done after a compaction, from what the summary kept.
 
-A task is a Harbor-format folder. Its evaluator is plain POSIX shell, because hundreds of them run on two
-cores: starting Python for each would cost more than the policy does.
+A task is a folder in Harbor's format. Its evaluator is plain POSIX shell, because hundreds of evaluators run
+on two cores: starting Python for each would cost more than running the policy.
 """
 
 import random
@@ -21,7 +21,7 @@ from pathlib import Path
 CONSONANTS = "bcdfghjklmnprstvwxyz"
 VOWELS = "aeiou"
 PATTERN = (CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS)
-"""Five letters that can be read aloud: 200,000 words, so no split is ever short of them."""
+"""Words of five pronounceable letters; there are 200,000, far more than the splits and the warm-up take."""
 
 WORD_HEAD = "The word is "
 WORD_IN_NOTES = "The word is in the file notes"
@@ -30,10 +30,10 @@ GOALS_TAIL = (
     "and with every letter replaced by the next one of the alphabet into the file next."
 )
 AGENT_ONLY = "tools: agent\n"
-"""First line of an instruction, read by the tiny harness: what the main agent gets."""
+"""First line of an instruction, from which the tiny harness reads the main agent's tools."""
 
 NOTES = "notes"
-"""The file of a ``long`` task; it is one line, so that no tool for lines can pick the word out of it."""
+"""File of a ``long`` task; it is a single line, so that no line-based tool can pick the word out of it."""
 FILLER = (
     "The ferry leaves at a quarter past seven and comes back on the same evening when the water is high. ",
     "A box of nails, two brushes and the blue paint are in the shed behind the house of the old miller. ",
@@ -46,7 +46,7 @@ FILLER = (
     "Two of the lamps on the stairs need new glass, and the door to the cellar has to be lifted to close. ",
     "The choir meets on the first floor this month because the floor of the large room is being repaired. ",
 )
-"""Sentences of a notes file besides the one with the word; together they pass the harness's limit."""
+"""Sentences of a notes file besides the one with the word; together they exceed the harness's limit."""
 
 
 class Kind(StrEnum):
@@ -56,7 +56,7 @@ class Kind(StrEnum):
 
 
 ROTA = (Kind.PLAIN, Kind.DELEGATE, Kind.PLAIN, Kind.LONG)
-"""Kinds of a split's tasks in turn: half of them plain, a quarter of each other kind."""
+"""Kinds of a split's tasks in turn: half of them are plain, and a quarter of each other kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Such as ``long-tamok``; also its folder's."""
+        """Name of the task and of its folder, such as ``long-tamok``."""
         return f"{self.kind}-{self.word}"
 
 
@@ -75,24 +75,24 @@ def backwards(word: str) -> str:
 
 
 def next_letters(word: str) -> str:
-    """Each letter replaced by the one after it; ``z`` by ``a``."""
+    """Replace each letter by the next one of the alphabet, and ``z`` by ``a``."""
     return "".join(chr((ord(letter) - ord("a") + 1) % 26 + ord("a")) for letter in word)
 
 
 GOALS: dict[str, Callable[[str], str]] = {"back": backwards, "caps": str.upper, "next": next_letters}
-"""File name -> what belongs in it. Each is worth a third of the score."""
+"""File name -> function of the word that gives its content. Each file is worth a third of the score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Tasks of one seed; no two share a word. Each set begins a rota of its own."""
+    """Tasks of one seed, no two with the same word. Each part starts its own rota."""
 
     train: tuple[Task, ...]
     heldout: tuple[Task, ...]
 
     @property
     def words(self) -> frozenset[str]:
-        """All that a warm-up must not show."""
+        """Words that the warm-up must not show."""
         return frozenset(task.word for task in (*self.train, *self.heldout))
 
 
@@ -101,7 +101,7 @@ def random_word(rng: random.Random) -> str:
 
 
 def draw_split(seed: int, *, num_train: int, num_heldout: int) -> Split:
-    """Train and held-out tasks of a seed: distinct words, the same at every call."""
+    """Draw the training and held-out tasks of a seed, with distinct words; always the same for one seed."""
     rng = random.Random(f"gyre-demo-words-{seed}")
     words: dict[str, None] = {}
     while len(words) < num_train + num_heldout:
@@ -115,7 +115,7 @@ def _tasks(words: tuple[str, ...]) -> tuple[Task, ...]:
 
 
 def other_words(rng: random.Random, excluded: Set[str]) -> Iterator[str]:
-    """Endless words that are in neither split: what the warm-up is shown."""
+    """Yield words outside ``excluded``, forever."""
     while True:
         word = random_word(rng)
         if word not in excluded:
@@ -123,17 +123,17 @@ def other_words(rng: random.Random, excluded: Set[str]) -> Iterator[str]:
 
 
 def request(kind: Kind, word: str) -> str:
-    """What the agent is asked: for ``delegate`` as for ``plain``, and that is what it passes on."""
+    """Return the work to do; for ``delegate`` it is the same as for ``plain``, for the agent to pass on."""
     return WORD_IN_NOTES + GOALS_TAIL if kind is Kind.LONG else f"{WORD_HEAD}{word}{GOALS_TAIL}"
 
 
 def instruction(task: Task) -> str:
-    """``instruction.md``."""
+    """Return the text of ``instruction.md``."""
     return (AGENT_ONLY if task.kind is Kind.DELEGATE else "") + request(task.kind, task.word)
 
 
 def notes(word: str) -> str:
-    """A ``long`` task's file: the sentence with the word anywhere among the others; the same for a word."""
+    """Return the file of a ``long`` task: the sentence with the word, shuffled among others by the word."""
     rng = random.Random(f"gyre-demo-notes-{word}")
     sentences = [*FILLER, f"{WORD_HEAD}{word}. "]
     rng.shuffle(sentences)
@@ -141,27 +141,28 @@ def notes(word: str) -> str:
 
 
 def score(word: str, files: dict[str, str]) -> float:
-    """What ``tests/test.sh`` computes, in Python: the mean over goals of half the share of letters in
-    their place plus half for the whole file, in [0, 1]."""
-    return sum(_goal_score(goal(word), files.get(name, "")) for name, goal in GOALS.items()) / len(GOALS)
+    """Compute in Python the score in [0, 1] that ``tests/test.sh`` computes: the mean over the goals.
 
-
-def _goal_score(wanted: str, found: str) -> float:
-    places = sum(a == b for a, b in zip(wanted, found, strict=False))
-    return places / len(wanted) / 2 + (wanted == found) / 2
+    Half of a goal is the share of letters in their places, half is for the whole file.
+    """
+    total = 0.0
+    for name, goal in GOALS.items():
+        wanted, found = goal(word), files.get(name, "")
+        places = sum(a == b for a, b in zip(wanted, found, strict=False))
+        total += places / len(wanted) / 2 + (wanted == found) / 2
+    return total / len(GOALS)
 
 
 def write_task(folder: Path, task: Task) -> None:
-    """Write one task folder; the same task gives the same bytes."""
+    """Write one task folder; the same task always gives the same bytes."""
     for name in ("tests", "solution"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    # No newline at the end: the instruction is the user message, letter by letter.
+    # Without a final newline: the harness sends the file's exact content as the user message.
     (folder / "instruction.md").write_text(instruction(task))
     (folder / "task.toml").write_text(TASK_TOML)
     (folder / "tests" / "test.sh").write_text(test_script(task.word))
     (folder / "solution" / "solve.sh").write_text(f"#!/bin/sh\n{solution(task.word)}\n")
-    # The workspace of the other kinds starts empty.
-    if task.kind is Kind.LONG:
+    if task.kind is Kind.LONG:  # other kinds start in an empty workspace
         (folder / "environment").mkdir(exist_ok=True)
         (folder / "environment" / NOTES).write_text(notes(task.word))
 
@@ -172,7 +173,7 @@ def write_split(folder: Path, tasks: tuple[Task, ...]) -> None:
 
 
 def solution(word: str) -> str:
-    """The shell command that scores 1."""
+    """Return a shell command that scores 1."""
     return "; ".join(f"echo {goal(word)} > {name}" for name, goal in GOALS.items())
 
 
@@ -210,6 +211,6 @@ printf '%d.%04d\\n' $((points / 30)) $((points * 10000 / 30 % 10000)) > /logs/ve
 
 
 def test_script(word: str) -> str:
-    """``tests/test.sh``: ten points a file, the reward with four decimals."""
+    """Return the text of ``tests/test.sh``: ten points per file, and a reward with four decimals."""
     checks = "".join(f"check {name} {goal(word)}\n" for name, goal in GOALS.items())
     return TEST_HEAD.replace("POINTS", "30") + checks + TEST_TAIL

@@ -1,7 +1,7 @@
 """A byte-complete tokenizer built on the spot: 256 bytes, three control tokens, a few whole phrases.
 
-Any text encodes, and decoding gives it back. The phrases (the heads of tool calls, the fixed words of
-instructions, notes and harness) are one token each, so that a conversation is some 70 tokens and not 2,000.
+It encodes any text, and decoding returns the same text. Each phrase (the heads of tool calls, the fixed
+words of instructions, notes and harness) is one token, so a conversation has some 70 tokens and not 2,000.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ PHRASES = (
     "; ",
     "done",
 )
-"""Text that is always sampled or rendered whole. Elsewhere the same text is the same token: harmless."""
+"""Texts that are always sampled or rendered whole. Elsewhere they become one token too, which is harmless."""
 
 CHAT_TEMPLATE = """\
 {%- macro text_of(content) -%}
@@ -76,13 +76,13 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
-"""ChatML with Hermes tool calls. Each message is a turn of its own, so that the rendering of a conversation
-is a prefix of the rendering of any longer one. Tools are listed by name and parameters only: that is enough
-for a model that knows two tools, and the prompt stays short."""
+"""ChatML with Hermes tool calls. Each message is a separate turn, so the rendering of a conversation is a
+prefix of the rendering of any longer one. Tools are listed by name and parameters only: that is enough for a
+model that knows two tools, and it keeps the prompt short."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, with its chat template; ``eos`` is ``<|im_end|>``."""
+    """Build the tokenizer with its chat template; its end-of-sequence token is ``<|im_end|>``."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: index for index, symbol in enumerate(alphabet)}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -101,21 +101,21 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """The id of one token of the vocabulary."""
+    """Return the id of one token of the vocabulary."""
     found = tokenizer.convert_tokens_to_ids(token)
     assert isinstance(found, int), f"{token!r} is not one token"
     return found
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of the text and nothing else."""
+    """Return the token ids of the text, without special tokens around it."""
     return tokenizer.encode(text, add_special_tokens=False)
 
 
 def render(
     tokenizer: PreTrainedTokenizerFast, messages: list[Any], tools: list[Any], *, prompt: bool = False
 ) -> str:
-    """The chat template applied to chat-completions messages; with ``prompt`` the policy's turn has begun."""
+    """Apply the chat template to chat-completions messages; with ``prompt``, begin the policy's turn."""
     text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
     assert isinstance(text, str)
     return text

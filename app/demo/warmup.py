@@ -1,4 +1,4 @@
-"""A minute of supervised learning on demonstrations. Loss on the assistant's tokens only."""
+"""Warm-up: a minute of supervised learning on demonstrations, with a loss on the assistant's tokens only."""
 
 import math
 import random
@@ -14,20 +14,20 @@ from app.demo.tasks import ROTA, Task, other_words
 from app.demo.tokenizer import END_OF_TEXT, IM_END, IM_START, encode, render, token_id
 
 IGNORED = -100
-"""Label of a token that is not a target (torch's own convention)."""
+"""Label of a token that is not a target, by torch's convention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupPlan:
-    """How long and how hard. The defaults take about a minute of CPU time."""
+    """Steps and learning rate. The defaults take about a minute of CPU time."""
 
     careful_steps: int = 220
     careless_steps: int = 110
     batch: int = 32
     peak_lr: float = 2e-3
-    """At 3e-3 some seeds learn nothing for the first hundred steps."""
+    """At 3e-3, some seeds learn nothing in the first hundred steps."""
     rise_steps: int = 30
-    """Learning rate grows linearly for so long, then falls on a cosine to a tenth."""
+    """Steps in which the learning rate rises linearly; then it falls along a cosine to a tenth."""
 
     @property
     def steps(self) -> int:
@@ -37,9 +37,10 @@ class WarmupPlan:
 def encode_conversation(
     tokenizer: PreTrainedTokenizerFast, given: DemonstratedConversation
 ) -> tuple[list[int], list[bool]]:
-    """Token ids of a rendered conversation and, for each, whether the policy would have sampled it.
+    """Return the token ids of a rendered conversation and whether the policy would have sampled each.
 
-    Pieces are encoded apart where the policy takes over and where it stops, as they are in a live run.
+    The text is split where the policy begins and where it stops, and the pieces are encoded separately, as
+    in a live run.
     """
     text = render(tokenizer, given.messages, given.tools)
     ids: list[int] = []
@@ -59,7 +60,7 @@ def encode_conversation(
 
 
 def learning_rate(plan: WarmupPlan, step: int) -> float:
-    """``step`` counts from 0."""
+    """Return the learning rate of a step; steps count from 0."""
     if step < plan.rise_steps:
         return plan.peak_lr * (step + 1) / plan.rise_steps
     done = (step - plan.rise_steps) / max(1, plan.steps - plan.rise_steps)
@@ -75,9 +76,9 @@ def warm_up(
     plan: WarmupPlan = WarmupPlan(),
     progress: Callable[[int, int, float], None] | None = None,
 ) -> float:
-    """Train the model in place on words outside ``excluded``; returns the last loss in nats a token.
+    """Train the model in place on words outside ``excluded``; return the last loss in nats per token.
 
-    ``progress`` is called after each step with (steps done, steps in all, loss).
+    ``progress`` is called after each step with (steps done, all steps, loss).
     """
     rng = random.Random(f"gyre-demo-warmup-{seed}")
     words = other_words(rng, excluded)
@@ -100,13 +101,13 @@ def warm_up(
 def demonstrated(
     rng: random.Random, words: Iterator[str], habits: Habits
 ) -> Iterator[DemonstratedConversation]:
-    """Endless conversations of demonstrations, kind by kind as in a split."""
+    """Yield the conversations of demonstrations, forever, with kinds in turn as in a split."""
     for kind, word in zip(cycle(ROTA), words, strict=False):
         yield from conversations(rng, Task(kind=kind, word=word), habits)
 
 
 def _pad(traces: list[tuple[list[int], list[bool]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids_BS, labels_BS): padded on the right, which causal attention never looks at."""
+    """Return (ids_BS, labels_BS), padded on the right, where causal attention does not reach."""
     longest = max(len(ids) for ids, _ in traces)
     ids_BS = torch.full((len(traces), longest), pad)
     labels_BS = torch.full((len(traces), longest), IGNORED)

@@ -1,4 +1,4 @@
-"""The demo's tokenizer, built once."""
+"""Fixtures: the demo's tokenizer, built once, and torch on one thread."""
 
 import pytest
 import torch

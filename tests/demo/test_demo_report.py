@@ -1,4 +1,4 @@
-"""What the demo reads from Postgres."""
+"""Queries behind the demo's screen and report."""
 
 from sqlalchemy.orm import Session
 
@@ -21,13 +21,13 @@ from db.session import Database, transaction
 from gyre.contracts.lifecycle import Disposition, Purpose
 
 RUNNING = 2.0
-"""Stands for an execution that has not ended."""
+"""Reward that stands for an execution that has not ended."""
 
 
 def make_group(
     session: Session, index: int, rewards: list[float | None], *, purpose: Purpose, phase: str | None
 ) -> None:
-    """A group whose executions ended scored, or excluded where the reward is None; the last one runs."""
+    """Add a group whose executions ended scored, or excluded where the reward is None, and one that runs."""
     name = f"run/demo/group/{index}"
     session.add(
         QueryGroupRow(
@@ -71,7 +71,7 @@ def fill(session: Session) -> None:
     make_group(session, 2, [0.0, 1.0], purpose=Purpose.TRAIN, phase=None)
     make_group(session, 3, [0.5], purpose=Purpose.TRAIN, phase=None)
     add_batch(session, 2, "trained", [("run/demo/group/3/rollout/0", "run/demo/group/3/rollout/0")])
-    # The permuted control: each trains on the other's reward.
+    # As in the permuted control, each trains on the other's reward.
     first, second = "run/demo/group/2/rollout/0", "run/demo/group/2/rollout/1"
     add_batch(session, 1, "trained", [(first, second), (second, first)])
     add_batch(session, 3, "open", [(first, first)])
@@ -94,7 +94,7 @@ def add_batch(session: Session, version: int, status: str, members: list[tuple[s
     session.flush()
 
 
-def test_rewards_of_trained_batches_in_order(database: Database) -> None:
+def test_mean_rewards_are_those_of_trained_batches_in_order(database: Database) -> None:
     with transaction(database) as session:
         fill(session)
         assert queries.mean_rewards(session, "demo") == [0.5, 0.5]
@@ -106,7 +106,7 @@ def test_rewards_of_trained_batches_in_order(database: Database) -> None:
         assert queries.mean_rewards(session, "other") == []
 
 
-def test_rollouts_by_part(database: Database) -> None:
+def test_rollouts_are_counted_per_part(database: Database) -> None:
     with transaction(database) as session:
         fill(session)
         assert demo_report.rollouts(session, "demo") == {
@@ -116,7 +116,7 @@ def test_rollouts_by_part(database: Database) -> None:
         }
 
 
-def test_heldout_outcomes_keep_what_has_no_score(database: Database) -> None:
+def test_heldout_outcomes_include_rollouts_without_a_score(database: Database) -> None:
     with transaction(database) as session:
         fill(session)
         found = demo_report.heldout_outcomes(session, "demo")
@@ -131,7 +131,7 @@ def test_heldout_outcomes_keep_what_has_no_score(database: Database) -> None:
 
 
 def sampled_node(session: Session, execution: str, index: int, role: str, tokens: int) -> str:
-    """A call of this role and the node that it sampled."""
+    """Add a call of this role; return the node that it sampled."""
     attempt = f"{execution}/attempt/1"
     if session.get(AttemptRow, attempt) is None:
         values = {"id": attempt, "execution_id": execution, "run_id": "demo", "number": 1, "host": "h"}

@@ -1,4 +1,4 @@
-"""The run file: valid, the same after writing, and big enough for its promises."""
+"""The demo's run file is valid, survives writing and reading, and is big enough for its promises."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from gyre.contracts.ids import RUN_NAME
 from gyre.settings import load_run_file
 
 
-def test_written_file_is_the_object(tmp_path: Path) -> None:
+def test_a_written_file_reads_as_the_same_run_file(tmp_path: Path) -> None:
     given = recipe.run_file(
         name="demo-s1",
         seed=1,
@@ -26,11 +26,11 @@ def test_written_file_is_the_object(tmp_path: Path) -> None:
     assert load_run_file(path) == given
 
 
-def test_at_least_400_heldout_rollouts_a_side() -> None:
+def test_there_are_at_least_400_heldout_rollouts_per_phase() -> None:
     assert recipe.NUM_HELDOUT * recipe.SAMPLES >= 400
 
 
-def test_example_is_a_valid_run_file() -> None:
+def test_the_example_is_the_demos_run_file() -> None:
     example = Path(__file__).parents[2] / "examples" / "demo.toml"
     loaded = load_run_file(example)
     tuned = recipe.run_file(
@@ -50,7 +50,7 @@ def test_run_names_are_valid(control: str) -> None:
     assert RUN_NAME.match(run_name(123456, control))
 
 
-def test_a_harness_the_policy_was_not_taught_is_refused() -> None:
+def test_a_harness_that_the_warm_up_does_not_teach_is_refused() -> None:
     with pytest.raises(BadInput, match="allowed: tiny"):
         require_harness("claude-code")
     require_harness("tiny")

@@ -1,4 +1,4 @@
-"""Scores with honest errors, and the document that ``--json`` prints."""
+"""Scores with honest errors, the final tables, and the document of ``--json``."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def test_a_missing_score_is_not_a_zero() -> None:
     assert (found.mean, found.num_rollouts, found.num_missing, found.pass_rate) == (0.75, 2, 1, 0.5)
 
 
-def test_sides_do_not_mix() -> None:
+def test_phases_and_purposes_do_not_mix() -> None:
     outcomes = [outcome("a", 1.0), outcome("a", 0.2, "after"), outcome("a", 0.6, "before", Purpose.GREEDY)]
     assert side(outcomes, Purpose.HELDOUT, "before").mean == 1.0
     assert side(outcomes, Purpose.HELDOUT, "after").mean == 0.2
@@ -96,7 +96,7 @@ def test_an_equal_lift_of_every_task_has_no_error(rewards: list[float], lift: fl
         (report(SUMMARY, [], [], {}, seed=0, control="none", seconds=1), "no verdict"),
     ],
 )
-def test_verdict(found: Report, word: str) -> None:
+def test_the_verdict_depends_on_lift_greedy_score_and_control(found: Report, word: str) -> None:
     assert found.verdict.startswith(word)
 
 
@@ -130,7 +130,7 @@ def test_sparkline_covers_the_unit_range() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
 
 
-def test_roles_are_counted_and_a_missing_one_is_told() -> None:
+def test_roles_are_counted_and_a_missing_one_is_named() -> None:
     found = built(0.2)
     assert document(found, {})["roles"] == {
         "main": {"rollouts": 9, "paths": 12, "targets": 340},

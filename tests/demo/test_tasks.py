@@ -1,4 +1,4 @@
-"""The task family: splits that share nothing, and a shell evaluator that agrees with its specification."""
+"""The demo's tasks: splits that share no word, and a shell evaluator that agrees with its specification."""
 
 import random
 import subprocess
@@ -30,7 +30,7 @@ def evaluate(folder: Path, word: str, files: dict[str, str]) -> float:
     return float((logs / "verifier" / "reward.txt").read_text())
 
 
-def test_splits_share_no_word_and_repeat_themselves() -> None:
+def test_splits_share_no_word_and_depend_on_the_seed_alone() -> None:
     split = tasks.draw_split(3, num_train=96, num_heldout=52)
     assert len(split.words) == 96 + 52
     assert split == tasks.draw_split(3, num_train=96, num_heldout=52)
@@ -46,11 +46,11 @@ def test_warm_up_words_are_in_neither_split() -> None:
     assert len(tasks.random_word(rng)) == len(tasks.PATTERN)
 
 
-def test_goals() -> None:
+def test_the_solution_reaches_each_goal() -> None:
     assert tasks.solution("tamoz") == "echo zomat > back; echo TAMOZ > caps; echo ubnpa > next"
 
 
-def test_solution_scores_one(tmp_path: Path) -> None:
+def test_the_solution_scores_one(tmp_path: Path) -> None:
     tasks.write_task(tmp_path / "task", TASK)
     workspace = tmp_path / "run" / "workspace"
     workspace.mkdir(parents=True)
@@ -73,13 +73,13 @@ def test_solution_scores_one(tmp_path: Path) -> None:
         ({"next": "*****\n", "caps": "TA"}, 0.2 / 3),
     ],
 )
-def test_partial_scores(tmp_path: Path, files: dict[str, str], wanted: float) -> None:
+def test_partly_right_files_get_a_partial_score(tmp_path: Path, files: dict[str, str], wanted: float) -> None:
     assert evaluate(tmp_path, WORD, files) == pytest.approx(wanted, abs=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
 @given(back=LINE, caps=LINE, following=LINE)
-def test_shell_agrees_with_the_specification(
+def test_the_shell_evaluator_agrees_with_the_specification(
     tmp_path_factory: pytest.TempPathFactory, back: str, caps: str, following: str
 ) -> None:
     files = {"back": back, "caps": caps, "next": following}
@@ -101,7 +101,7 @@ def test_any_bytes_get_a_score(tmp_path_factory: pytest.TempPathFactory, content
     assert 0 <= float((folder / "logs/verifier/reward.txt").read_text()) <= 1
 
 
-def test_written_split_is_what_a_run_loads(tmp_path: Path) -> None:
+def test_a_written_split_loads_as_task_folders(tmp_path: Path) -> None:
     split = (TASK, Task(kind=Kind.DELEGATE, word="bidul"), Task(kind=Kind.LONG, word="sagep"))
     tasks.write_split(tmp_path, split)
     loaded = load_tasks(tmp_path)
@@ -122,7 +122,7 @@ def test_every_split_holds_all_kinds() -> None:
 
 
 @given(word=st.from_regex("[a-z]{5}", fullmatch=True))
-def test_notes_are_one_line_that_passes_the_limit_of_the_harness(word: str) -> None:
+def test_notes_are_one_line_that_exceeds_the_limit_of_the_harness(word: str) -> None:
     options = load_adapter("tiny").options
     text = tasks.notes(word)
     assert f"{tasks.WORD_HEAD}{word}." in text

@@ -1,4 +1,4 @@
-"""Byte-complete, short, and a template that only ever appends."""
+"""The demo's tokenizer encodes any text, keeps conversations short, and its template only ever appends."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ PIECES = st.lists(st.one_of(TEXT, st.sampled_from([*PHRASES, IM_END, IM_START, "
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """A user message, then turns that call the tool or do not, each with its results."""
+    """Draw a user message, then turns with or without tool calls, each with its results."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": draw(TEXT)}]
     for _ in range(draw(st.integers(0, 3))):
         commands = draw(st.lists(TEXT, max_size=2))
@@ -37,12 +37,12 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(max_examples=200, deadline=None)
 @given(pieces=PIECES)
-def test_decoding_gives_back_any_text(tokenizer: PreTrainedTokenizerFast, pieces: list[str]) -> None:
+def test_decoding_returns_any_encoded_text(tokenizer: PreTrainedTokenizerFast, pieces: list[str]) -> None:
     text = "".join(pieces)
     assert tokenizer.decode(encode(tokenizer, text)) == text
 
 
-def test_reloads_as_it_was(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_reloads_unchanged(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = f"{IM_START}user\n{request(Kind.PLAIN, 'tamok')} é🙂{IM_END}"
@@ -54,7 +54,7 @@ def test_reloads_as_it_was(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -
 
 @settings(max_examples=100, deadline=None)
 @given(messages=conversations(), with_tools=st.booleans())
-def test_a_shorter_conversation_is_a_prefix(
+def test_a_shorter_conversation_renders_as_a_prefix_of_a_longer_one(
     tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], with_tools: bool
 ) -> None:
     tools = [SHELL, AGENT] if with_tools else []
@@ -67,7 +67,7 @@ def test_a_shorter_conversation_is_a_prefix(
 
 @settings(max_examples=100, deadline=None)
 @given(messages=conversations())
-def test_a_suffix_encoded_alone_is_the_same_tokens(
+def test_a_suffix_encoded_separately_has_the_same_tokens(
     tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]
 ) -> None:
     whole = render(tokenizer, messages, [SHELL])
@@ -94,7 +94,7 @@ def test_content_parts_are_joined(tokenizer: PreTrainedTokenizerFast) -> None:
     assert render(tokenizer, [{"role": "user", "content": parts}], []) == f"{IM_START}user\nab{IM_END}\n"
 
 
-def test_an_execution_is_short(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_conversation_has_few_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     call = {"type": "function", "function": {"name": "shell", "arguments": {"command": solution("tamok")}}}
     asked = [{"role": "user", "content": request(Kind.PLAIN, "tamok")}]
     prompt = render(tokenizer, asked, [SHELL, AGENT], prompt=True)

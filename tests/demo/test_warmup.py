@@ -1,4 +1,4 @@
-"""The supervised minute: what is a target, who teaches when, and that it learns at all."""
+"""The warm-up: its targets, its two demonstrators, and that the model learns from them."""
 
 import random
 from pathlib import Path
@@ -27,7 +27,7 @@ from gyre.settings.models import check_model
 
 
 def files_of(shell_command: str) -> dict[str, str]:
-    """What ``echo A > a; echo B > b`` writes."""
+    """Return the files that ``echo A > a; echo B > b`` writes."""
     parts = [part.removeprefix("echo ").split(" > ") for part in shell_command.split("; ")]
     return {name: text for text, name in parts}
 
@@ -39,7 +39,7 @@ def shown(seed: int, kind: Kind, habits: Habits) -> list[DemonstratedConversatio
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 32), kind=st.sampled_from(Kind))
-def test_targets_are_what_the_policy_samples(
+def test_targets_are_the_tokens_that_the_policy_samples(
     tokenizer: PreTrainedTokenizerFast, seed: int, kind: Kind
 ) -> None:
     for each in shown(seed, kind, CARELESS):
@@ -53,7 +53,7 @@ def test_targets_are_what_the_policy_samples(
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1 << 32), kind=st.sampled_from(Kind))
-def test_the_prompt_of_a_live_run_is_the_prompt_of_a_trace(
+def test_a_demonstration_has_the_prompt_of_a_live_run(
     tokenizer: PreTrainedTokenizerFast, seed: int, kind: Kind
 ) -> None:
     for each in shown(seed, kind, CAREFUL):
@@ -63,7 +63,7 @@ def test_the_prompt_of_a_live_run_is_the_prompt_of_a_trace(
         assert sampled[: len(prompt) + 1] == [False] * len(prompt) + [True]
 
 
-def test_the_careless_demonstrator_leaves_room() -> None:
+def test_the_careless_demonstrator_leaves_room_to_improve() -> None:
     rng = random.Random(0)
     words = [random_word(rng) for _ in range(2000)]
     careless = sum(score(word, files_of(command(rng, word, CARELESS))) for word in words) / len(words)
@@ -72,7 +72,7 @@ def test_the_careless_demonstrator_leaves_room() -> None:
     assert careful > 0.75
 
 
-def test_habits_are_shares() -> None:
+def test_the_shares_of_a_habit_sum_to_one() -> None:
     for habits in (CAREFUL, CARELESS):
         assert list(habits) == list(GOALS)
         assert all(abs(h.right + h.unchanged + h.slip - 1) < 1e-9 for h in habits.values())
@@ -87,7 +87,7 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[-1] == pytest.approx(plan.peak_lr / 10, rel=0.05)
 
 
-def test_warm_up_learns_and_repeats_itself(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_warm_up_learns_and_depends_on_the_seed_alone(tokenizer: PreTrainedTokenizerFast) -> None:
     plan = WarmupPlan(careful_steps=12, careless_steps=3, batch=4, rise_steps=3)
     losses: list[list[float]] = []
     weights: list[torch.Tensor] = []
@@ -110,7 +110,7 @@ def test_warm_up_learns_and_repeats_itself(tokenizer: PreTrainedTokenizerFast) -
     assert torch.equal(weights[0], weights[1])
 
 
-def test_weights_depend_on_the_seed_and_leave_the_global_generator_alone(
+def test_weights_depend_on_the_seed_and_not_on_the_global_generator(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     torch.manual_seed(11)
@@ -123,7 +123,7 @@ def test_weights_depend_on_the_seed_and_leave_the_global_generator_alone(
     assert not torch.equal(weight[0], weight[2])
 
 
-def test_saved_model_is_one_that_runs_accept(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_run_accepts_the_saved_model(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = build_model(tokenizer, seed=0)
     save_model(model, tokenizer, tmp_path)
     check_model(tmp_path, CONTEXT_TOKENS)
