@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 from sqlalchemy.orm import Session
 
 from app import stack
@@ -76,7 +77,7 @@ def print_document(values: dict[str, Any]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for key in ("run", "status", "failure", "updates", "mean_reward", "running", "created_at", "finished_at"):
         if values[key] is not None:
-            table.add_row(key.replace("_", " "), cell(values[key]))
+            table.add_row(key.replace("_", " "), Text(cell(values[key])))  # may hold brackets
     for key in ("account", "dispositions"):
         table.add_row(key, ", ".join(f"{count} {name}" for name, count in values[key].items()))
     for name, holds in values["checks"].items():

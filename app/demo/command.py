@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from app.cli import follow_run, start_run
-from app.cli.output import AsJson, print_json, stderr
+from app.cli.output import AsJson, print_json, stderr, stdout
 from app.cli.reading import reading, summary_of
 from app.demo.prepare import Request, prepare
 from app.demo.recipe import UPDATES
@@ -54,7 +53,7 @@ def demo(
     if as_json:
         print_json(document(found, where))
     else:
-        print_report(Console(highlight=False), found, where)
+        print_report(stdout(), found, where)
     if found.summary.status != RunStatus.FINISHED:
         raise typer.Exit(1)
 

@@ -5,7 +5,8 @@ from math import isnan
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from app.demo.report import Report, Side
 from db.demo_report import Rollouts
@@ -66,18 +67,23 @@ class Screen:
 
 def print_report(console: Console, found: Report, where: dict[str, str]) -> None:
     """Print the final tables; ``where`` lists what to look at next."""
-    console.print(_heldout_table(found))
-    rewards = found.reward_by_update
-    if rewards:
-        console.print(f"reward by update  {sparkline(rewards)}  {' '.join(f'{r:.2f}' for r in rewards)}")
-    console.print(_trained_table(found))
-    console.print(f"query groups      {_counts(found.summary.account)}")
-    console.print(f"rollouts          {_counts(found.summary.dispositions)}")
-    console.print(f"run {found.summary.run}, seed {found.seed}, {found.seconds:.0f} s: {found.verdict}")
-    if found.summary.failure:
-        console.print(f"the run {found.summary.status}: {found.summary.failure}")
+    summary, rewards = found.summary, found.reward_by_update
+    facts = {
+        "reward by update": f"{sparkline(rewards)} {' '.join(f'{reward:.2f}' for reward in rewards)}",
+        "query groups": _counts(summary.account),
+        "rollouts": _counts(summary.dispositions),
+        "run": f"{summary.run}, seed {found.seed}, {found.seconds:,.0f} s",
+        summary.status: summary.failure or "",
+        "verdict": found.verdict,
+    }
+    grid = Table.grid("", Column(overflow="fold"), padding=(0, 2, 0, 0))
+    for name, fact in facts.items():
+        if fact.strip():
+            grid.add_row(name, Text(fact))
+    for part in (_heldout_table(found), _trained_table(found), grid):
+        console.print(part, "")
     for name, place in where.items():
-        console.print(f"  {name:<12} {place}")
+        console.print(f"{name:<16}  {place}", soft_wrap=True, markup=False)
 
 
 def _heldout_table(found: Report) -> Table:
@@ -108,9 +114,9 @@ def _trained_table(found: Report) -> Table:
     for column in ("", *found.trained):
         table.add_column(column.replace("_", " "), justify="left" if not column else "right")
     counted = found.trained.values()
-    table.add_row("rollouts", *(str(each.rollouts) for each in counted))
-    table.add_row("selected paths", *(str(each.paths) for each in counted))
-    table.add_row("target tokens", *(str(each.targets) for each in counted))
+    table.add_row("rollouts", *(f"{each.rollouts:,}" for each in counted))
+    table.add_row("selected paths", *(f"{each.paths:,}" for each in counted))
+    table.add_row("target tokens", *(f"{each.targets:,}" for each in counted))
     return table
 
 
@@ -128,4 +134,4 @@ def _value(number: float, *, sign: bool = False) -> str:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

@@ -72,6 +72,15 @@ def test_a_finished_run_with_an_undisposed_rollout_fails_its_check(gyre: Gyre, p
     assert json.loads(out)["checks"]["every_execution_disposed"] is False
 
 
+def test_a_failure_is_shown_as_it_is(gyre: Gyre, populated: Database) -> None:
+    failure = "cell 0 [/] ended: [bold]exit 1"
+    with transaction(populated) as session:
+        session.execute(update(RunRow).values(status="failed", failure=failure))
+    code, out, _ = gyre("show", RUN)
+    assert code == 0
+    assert failure in out
+
+
 @pytest.mark.usefixtures("populated")
 @pytest.mark.parametrize("name", [ROLLOUT, ROLLOUT.removeprefix("run/"), f"{ROLLOUT}/attempt/0/call/1"])
 def test_calls_and_tree_take_ids_in_every_form(gyre: Gyre, name: str) -> None:

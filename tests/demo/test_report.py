@@ -126,6 +126,18 @@ def test_printed_report_shows_what_is_missing() -> None:
     assert "0.900" in text
 
 
+def test_the_printed_report_of_a_failed_run_names_its_failure_and_fits_80_columns() -> None:
+    summary = replace(
+        SUMMARY, status="failed", failure="cell 0 [/] ended: [Errno 28] no space left on device"
+    )
+    console = Console(file=io.StringIO(), width=80)
+    print_report(console, replace(built(0.2), summary=summary, reward_by_update=[0.25] * 30), {"show": "x"})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert f"failed            {summary.failure}" in map(str.rstrip, lines)
+    assert sum(line.count("0.25") for line in lines) == 30
+    assert max(map(len, lines)) <= 80
+
+
 def test_sparkline_covers_the_unit_range() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
 
