@@ -93,6 +93,7 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 def _names(process: psutil.Process, folder: Path) -> bool:
     try:
-        return any(str(folder) in part for part in process.cmdline())
+        # With the slash: the folder of run q1 is no part of a path in the folder of run q10.
+        return any(f"{folder}/" in f"{part}/" for part in process.cmdline())
     except psutil.Error:
         return False
