@@ -18,8 +18,8 @@ from typing import Any
 
 from gyre.contracts.errors import SandboxFailed
 from gyre.contracts.lifecycle import EndReason
+from gyre.host.processes import ProcessIdentity, boot_id, is_alive, send_signal
 from sandbox import isolation, launch
-from sandbox.procfs import boot_id, signal_process, start_ticks
 
 START_S = 20.0
 STOP_S = 15.0
@@ -178,10 +178,9 @@ def _stop_supervisor(directory: Path) -> None:
         deadline = time.monotonic() + STOP_S
         signalled = False
         while time.monotonic() < deadline:
-            status = _read(directory) or {}
-            if not signalled and "supervisor_pid" in status:
-                pid, ticks = status["supervisor_pid"], status["supervisor_ticks"]
-                signalled = signal_process(pid, ticks, number)
+            supervisor = _recorded(_read(directory) or {}, "supervisor")
+            if not signalled and supervisor is not None:
+                signalled = send_signal(supervisor, number)
             if not supervised(directory):
                 return
             time.sleep(0.01)
@@ -192,15 +191,19 @@ def _end_orphans(directory: Path, status: dict[str, Any]) -> None:
     """The supervisor was killed. Its sandbox dies with it; make sure."""
     if status.get("mark"):
         launch.end_plain(status["sandbox_pid"], status["mark"])
-    pid, ticks = status.get("sandbox_pid"), status.get("sandbox_ticks")
-    if pid is None or ticks is None:
-        return
+    sandbox = _recorded(status, "sandbox")
     deadline = time.monotonic() + STOP_S
-    while start_ticks(pid) == ticks:
-        signal_process(pid, ticks, signal.SIGKILL)
+    while sandbox is not None and is_alive(sandbox):
+        send_signal(sandbox, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise SandboxFailed(f"the sandbox of {directory.name} is still there after SIGKILL")
         time.sleep(0.01)
+
+
+def _recorded(status: dict[str, Any], name: str) -> ProcessIdentity | None:
+    """Return the process that ``status.json`` records as ``supervisor`` or ``sandbox``, or None."""
+    pid, ticks = status.get(f"{name}_pid"), status.get(f"{name}_ticks")
+    return None if None in (pid, ticks) else ProcessIdentity(pid, f"{status['boot_id']}/{ticks}")
 
 
 def _read(directory: Path) -> dict[str, Any] | None:

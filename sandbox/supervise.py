@@ -16,8 +16,8 @@ import traceback
 from typing import Any
 
 from gyre.contracts.errors import SandboxFailed
+from gyre.host.processes import boot_id, identify
 from sandbox import launch, watch
-from sandbox.procfs import boot_id, start_ticks
 
 LOG_BYTES = 512 << 10
 """``output.log`` and ``output.log.1`` hold at most this much each."""
@@ -82,7 +82,7 @@ def main(directory: str) -> None:
 def _supervise(directory: str, spec: dict[str, Any], status: dict[str, Any]) -> None:
     stop = _stop_requests()
     began = time.monotonic()
-    status |= {"supervisor_pid": os.getpid(), "supervisor_ticks": start_ticks(os.getpid())}
+    status |= _identity_keys("supervisor", os.getpid())
     write_status(directory, status)
     read, write = os.pipe()
     log = OutputLog(directory)
@@ -93,8 +93,7 @@ def _supervise(directory: str, spec: dict[str, Any], status: dict[str, Any]) -> 
         raise
     finally:
         os.close(write)
-    status |= {"state": "running", "mark": sandbox.mark}
-    status |= {"sandbox_pid": sandbox.init, "sandbox_ticks": start_ticks(sandbox.init)}
+    status |= {"state": "running", "mark": sandbox.mark, **_identity_keys("sandbox", sandbox.init)}
     write_status(directory, status)
     sandbox.release()
     try:
@@ -109,6 +108,12 @@ def _supervise(directory: str, spec: dict[str, Any], status: dict[str, Any]) -> 
     ended = {"state": "exited", "end_reason": reason, "exit_code": code, "failure": failure}
     seconds = time.monotonic() - began
     write_status(directory, status | ended | {"ended_at": time.time(), "seconds": seconds})
+
+
+def _identity_keys(name: str, pid: int) -> dict[str, int | None]:
+    """Return the keys of ``status.json`` that identify a process; its ticks are None if it is gone."""
+    process = identify(pid)
+    return {f"{name}_pid": pid, f"{name}_ticks": process.start_ticks if process else None}
 
 
 def _stop_requests() -> int:

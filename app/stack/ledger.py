@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_serializer
 
 from app.stack.files import write_private
 from gyre.contracts.json_text import indented_json
@@ -15,6 +15,11 @@ class Entry(BaseModel):
     process: ProcessIdentity
     fingerprint: str
     """Of the ProcessSpec it was started from."""
+
+    @field_serializer("process")
+    def _by_name(self, process: ProcessIdentity) -> dict[str, object]:
+        """Keep the file's format, which keepers of other versions read; pydantic would write a list."""
+        return process._asdict()
 
 
 ENTRIES = TypeAdapter(dict[str, Entry])

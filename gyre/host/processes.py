@@ -8,15 +8,17 @@ import contextlib
 import os
 import select
 import signal
-import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
+class ProcessIdentity(NamedTuple):  # no dataclass: the supervisor of a harness imports this in milliseconds
     pid: int
     start: str
     """Boot id and start time in clock ticks, so that neither a reboot nor a reused pid is mistaken for it."""
+
+    @property
+    def start_ticks(self) -> int:
+        return int(self.start.rpartition("/")[2])
 
 
 def boot_id() -> str:
@@ -63,6 +65,8 @@ def exit_with(parent: int) -> None:
     A pidfd is watched from a thread because PR_SET_PDEATHSIG fires when the parent's *thread* that started
     this process ends, which may be long before the parent does.
     """
+    import threading  # only here: a supervisor, which has no use for threads, must start quickly
+
     try:
         pidfd = os.pidfd_open(parent)
     except ProcessLookupError:

@@ -15,10 +15,9 @@ import pytest
 from app.stack.orphans import end_all
 from gyre.contracts.errors import SandboxFailed
 from gyre.contracts.lifecycle import EndReason
-from gyre.host.processes import identify, is_alive
+from gyre.host.processes import ProcessIdentity, identify, is_alive, send_signal
 from sandbox import isolation
 from sandbox.attempts import HarnessSpec, kill, poll, slug, start_or_attach
-from sandbox.procfs import signal_process, start_ticks
 from sandbox.supervise import LOG_BYTES
 from tests.sandbox.conftest import Attempts, needs_bwrap, wait_exited, wait_until
 
@@ -116,7 +115,10 @@ def test_no_process_survives_the_harness(attempts: Attempts) -> None:
     start_or_attach(spec)
     wait_exited(spec.directory)
     assert not _running("sleep\0977\0")
-    assert start_ticks(recorded(spec)["sandbox_pid"]) != recorded(spec)["sandbox_ticks"]
+    status = recorded(spec)
+    assert not is_alive(
+        ProcessIdentity(status["sandbox_pid"], f"{status['boot_id']}/{status['sandbox_ticks']}")
+    )
 
 
 def test_g3_kill_returns_when_all_processes_are_gone_and_may_be_repeated(attempts: Attempts) -> None:
@@ -218,10 +220,12 @@ def test_an_attempt_of_an_earlier_boot_is_lost_and_its_process_ids_are_not_touch
 ) -> None:
     spec = attempts.spec("/bin/true")
     bystander = subprocess.Popen(["sleep", "60"])
+    process = identify(bystander.pid)
+    assert process is not None
     status = {
         "state": "running", "boot_id": "another", "started_at": 0.0,
-        "supervisor_pid": bystander.pid, "supervisor_ticks": start_ticks(bystander.pid),
-        "sandbox_pid": bystander.pid, "sandbox_ticks": start_ticks(bystander.pid), "mark": "",
+        "supervisor_pid": bystander.pid, "supervisor_ticks": process.start_ticks,
+        "sandbox_pid": bystander.pid, "sandbox_ticks": process.start_ticks, "mark": "",
     }  # fmt: skip
     (spec.directory / "status.json").write_text(json.dumps(status))
     assert "restarted" in str(kill(spec.directory).failure)
@@ -232,13 +236,14 @@ def test_an_attempt_of_an_earlier_boot_is_lost_and_its_process_ids_are_not_touch
 
 def test_a_process_id_that_means_another_process_is_not_signalled() -> None:
     bystander = subprocess.Popen(["sleep", "60"])
-    ticks = start_ticks(bystander.pid)
-    assert ticks is not None
-    assert not signal_process(bystander.pid, ticks + 1, signal.SIGKILL)
+    process = identify(bystander.pid)
+    assert process is not None
+    assert not send_signal(process._replace(start=f"{process.start}0"), signal.SIGKILL)
     assert bystander.poll() is None
-    assert signal_process(bystander.pid, ticks, signal.SIGKILL)
+    assert send_signal(process, signal.SIGKILL)
     bystander.wait()
-    assert start_ticks(bystander.pid) is None
+    assert identify(bystander.pid) is None
+    assert not send_signal(process, signal.SIGKILL)
 
 
 def test_output_is_bounded_and_keeps_its_end(attempts: Attempts) -> None:
@@ -288,14 +293,14 @@ def _worker_that_starts(spec: HarnessSpec) -> subprocess.Popen[bytes]:
 
     given = spec.directory / "given.pickle"
     given.write_bytes(pickle.dumps(spec))
-    root = Path(isolation.__file__).parents[2]
+    root = Path(isolation.__file__).parents[1]
     return subprocess.Popen([sys.executable, "-c", code, given], cwd=root, start_new_session=True)
 
 
 def _running(command_line: str) -> bool:
     """Whether some living process has this command line."""
     for name in os.listdir("/proc"):
-        if name.isdigit() and start_ticks(int(name)) is not None:
+        if name.isdigit() and identify(int(name)) is not None:
             try:
                 if Path(f"/proc/{name}/cmdline").read_text() == command_line:
                     return True

@@ -123,5 +123,5 @@ def test_identity_tells_a_pid_from_its_next_owner() -> None:
     mine = identify(os.getpid())
     assert mine is not None
     assert is_alive(mine)
-    assert not is_alive(mine.model_copy(update={"start": "another boot/1"}))
+    assert not is_alive(mine._replace(start="another boot/1"))
     assert identify(2**22 - 1) is None

@@ -127,7 +127,7 @@ def test_a_reused_pid_is_not_adopted(state_dir: Path, process: Look) -> None:
     mine = identify(os.getpid())
     assert mine is not None
     # A record of another life of this very pid: killing or adopting it would hit the test itself.
-    stale = mine.model_copy(update={"start": f"{mine.start}0"})
+    stale = mine._replace(start=f"{mine.start}0")
     ledger.put("postgres", Entry(process=stale, fingerprint="x"))
     stack.ensure_up(state_dir)
     assert process("postgres").pid != os.getpid()

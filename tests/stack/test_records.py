@@ -1,14 +1,18 @@
 """A damaged record is one sentence, without what it keeps secret."""
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from app.stack.files import StateDir
+from app.stack.ledger import Entry, Ledger
 from app.stack.record import read_record
 from app.stack.runs import read_run
 from gyre.contracts.errors import BadInput
+from gyre.host.processes import identify
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,21 @@ def test_a_damaged_record_is_one_sentence(
         read(StateDir(tmp_path))
     assert "\n" not in str(refused.value)
     assert "postgres_dsn = 'hidden'" not in str(refused.value)
+
+
+def test_a_ledger_keeps_its_format_so_that_keepers_of_other_versions_adopt(tmp_path: Path) -> None:
+    mine = identify(os.getpid())
+    assert mine is not None
+    document = {"postgres": {"process": {"pid": mine.pid, "start": mine.start}, "fingerprint": "x"}}
+    file = tmp_path / "processes.json"
+    file.write_text(json.dumps(document))
+    entry = Ledger(file).alive("postgres")
+    assert entry == Entry(process=mine, fingerprint="x")
+    Ledger(tmp_path / "new.json").put("postgres", entry)
+    assert json.loads((tmp_path / "new.json").read_text()) == document
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": {"process": {"pid": 1}, "fingerprint": "x"}}'])
+def test_a_damaged_ledger_adopts_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "processes.json").write_text(content)
+    assert not Ledger(tmp_path / "processes.json").any_alive()
