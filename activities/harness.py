@@ -30,7 +30,7 @@ from gyre.durable.activities import PROVISION_WORKSPACE, RUN_HARNESS, SEAL_ATTEM
 from gyre.durable.failures import translated
 from gyre.settings import Services
 from sandbox import adapters, workspace
-from sandbox.attempts import (
+from sandbox.harness_process import (
     HarnessSpec,
     HarnessStatus,
     Limits,

@@ -18,8 +18,8 @@ from gyre.durable.activities import TAKE_SNAPSHOT
 from gyre.durable.failures import translated
 from gyre.settings import Services
 from sandbox import snapshot, workspace
-from sandbox.attempts import attempt_directory, poll
 from sandbox.deadline import Deadline
+from sandbox.harness_process import attempt_directory, poll
 
 ARCHIVE = "archive-"
 SLOW_TRIES = 3

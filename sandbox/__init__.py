@@ -1,5 +1,5 @@
 """Isolation, harness supervisor, gateway forwarder, adapters, workspaces and evaluation. Knows no Temporal.
 
-``supervise``, ``watch``, ``relay``, ``launch``, ``isolation`` and ``entry`` run once an execution in a
+``supervise``, ``watch``, ``relay``, ``spawn``, ``isolation`` and ``entry`` run once an execution in a
 process of their own: they import only what starts in milliseconds, so nothing is re-exported here.
 """

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gyre.contracts.errors import BadInput
 from gyre.contracts.roles import RoleRule
 from sandbox import isolation, programs
-from sandbox.attempts import REPOSITORY, HarnessSpec, Limits
+from sandbox.harness_process import REPOSITORY, HarnessSpec, Limits
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 PLACEHOLDER = re.compile(r"\{([a-z_]+(?:\.[a-z_0-9]+)?)\}")

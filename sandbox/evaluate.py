@@ -15,8 +15,8 @@ from pathlib import Path
 from shutil import copytree
 
 from gyre.contracts.errors import EvaluatorFailed, SandboxFailed
-from sandbox import isolation, launch, watch
-from sandbox.attempts import HarnessSpec, Limits
+from sandbox import isolation, spawn, watch
+from sandbox.harness_process import HarnessSpec, Limits
 from sandbox.snapshot import restore
 from sandbox.workspace import remove
 
@@ -122,7 +122,7 @@ def _run(spec: HarnessSpec, folder: Path, tail: Tail, deadline: float) -> int:
         read, write = os.pipe()
         stack.callback(os.close, read)
         try:
-            sandbox = launch.start(document, str(folder), write)
+            sandbox = spawn.start(document, str(folder), write)
         except SandboxFailed:
             watch.drain(read, tail.write)
             raise

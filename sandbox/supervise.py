@@ -17,7 +17,7 @@ from typing import Any
 
 from gyre.contracts.errors import SandboxFailed
 from gyre.host.processes import boot_id, identify
-from sandbox import launch, watch
+from sandbox import spawn, watch
 
 LOG_BYTES = 512 << 10
 """``output.log`` and ``output.log.1`` hold at most this much each."""
@@ -87,7 +87,7 @@ def _supervise(directory: str, spec: dict[str, Any], status: dict[str, Any]) -> 
     read, write = os.pipe()
     log = OutputLog(directory)
     try:
-        sandbox = launch.start(spec, directory, write)
+        sandbox = spawn.start(spec, directory, write)
     except SandboxFailed:
         watch.drain(read, log.write)
         raise

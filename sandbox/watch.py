@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.launch import Sandbox
 from sandbox.relay import Relay
+from sandbox.spawn import Sandbox
 
 CHECK_S = 1.0
 CHECK_SHARE = 100

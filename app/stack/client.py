@@ -12,8 +12,8 @@ from app.stack.control import ProcessStatus, Status, ask
 from app.stack.files import StateDir
 from app.stack.ledger import Ledger
 from app.stack.orphans import MARK
-from app.stack.record import read_record
-from app.stack.runs import read_run, read_runs
+from app.stack.run_record import read_run, read_runs
+from app.stack.services_record import read_services_record
 from gyre.contracts.errors import BadInput, GyreError
 from gyre.host.processes import identify, is_alive
 from gyre.settings.services import Services
@@ -34,7 +34,7 @@ def ensure_up(state_dir: Path) -> Services:
         _ask(state, "start_services", timeout_s=SERVICES_S)
     except BadInput as error:
         raise BadInput(f"{error}{_still_up(state_dir)}") from None
-    record = read_record(state)
+    record = read_services_record(state)
     if record is None:
         raise GyreError(f"{state.services} went away while the services started")
     return record.services()
@@ -103,7 +103,7 @@ def _log_of(state: StateDir, name: str) -> Path:
 def is_down(state_dir: Path, services: Services) -> bool:
     """Whether ``services`` are the embedded ones and `gyre down` has stopped them."""
     state = StateDir.at(state_dir)
-    record = read_record(state)
+    record = read_services_record(state)
     return record is not None and record.services() == services and not _is_anything_up(state)
 
 
@@ -120,7 +120,7 @@ def services_of(state_dir: Path, run: str | None = None) -> Services:
     started = read_run(state, run) if run else None
     if started is not None:
         return started.services
-    record = read_record(state)
+    record = read_services_record(state)
     if record is None:
         raise BadInput(
             f"no services in {state.root}: run `gyre up` first, or change to the folder of the run"
@@ -131,7 +131,7 @@ def services_of(state_dir: Path, run: str | None = None) -> Services:
 def all_services(state_dir: Path) -> list[Services]:
     """Every set of services that runs of this state directory use, the embedded one first."""
     state = StateDir.at(state_dir)
-    record = read_record(state)
+    record = read_services_record(state)
     found = [record.services()] if record else []
     for run in read_runs(state):
         if run.services not in found:

@@ -21,15 +21,16 @@ import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.stack import orphans
-from app.stack.child import Child, ChildState
 from app.stack.control import LINE_BYTES, ProcessStatus, Status
 from app.stack.files import StateDir
+from app.stack.kept_process import KeptProcess, KeptState
 from app.stack.ledger import Ledger
 from app.stack.postgres import initialise, postgres_spec
-from app.stack.record import DATABASE, ServicesRecord, ensure_record
 from app.stack.restart import RestartPolicy
-from app.stack.runs import RunRecord, ensure_run, read_run, read_runs, run_specs, write_run
+from app.stack.run_record import RunRecord, ensure_run, read_run, read_runs, write_run
+from app.stack.run_specs import run_specs
 from app.stack.s3 import s3_spec
+from app.stack.services_record import DATABASE, ServicesRecord, ensure_services_record
 from app.stack.spec import ProcessSpec
 from app.stack.temporal import temporal_spec
 from db import migrate, run_state, runs
@@ -52,7 +53,7 @@ class Keeper:
         self._state = state
         self._ledger = Ledger(state.processes)
         self._policy = RestartPolicy()
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, KeptProcess] = {}
         self._turn = asyncio.Lock()
         """Held by whoever starts or stops something."""
         self._engines: dict[str, Database] = {}
@@ -74,7 +75,7 @@ class Keeper:
     async def start_services(self) -> None:
         """Return when all three serve and the database is migrated. Raises BadInput otherwise."""
         async with self._turn:
-            record = await asyncio.to_thread(ensure_record, self._state)
+            record = await asyncio.to_thread(ensure_services_record, self._state)
             await asyncio.to_thread(initialise, self._state.postgres, record.postgres_password)
             specs = [build(self._state, record) for build in (postgres_spec, temporal_spec, s3_spec)]
             await _all(self._ensure(spec) for spec in specs)
@@ -94,8 +95,8 @@ class Keeper:
             del self._children[spec.name]
             raise
 
-    def _child(self, spec: ProcessSpec) -> Child:
-        child = Child(spec, self._ledger, self._policy)
+    def _child(self, spec: ProcessSpec) -> KeptProcess:
+        child = KeptProcess(spec, self._ledger, self._policy)
         self._children[spec.name] = child
         return child
 
@@ -116,7 +117,7 @@ class Keeper:
         """Raises BadInput if another process has a port of a process that does not run here."""
         for name, port in record.ports().items():
             child = self._children.get(name)
-            if self._ledger.alive(name) is None and (child is None or child.state is not ChildState.UP):
+            if self._ledger.alive(name) is None and (child is None or child.state is not KeptState.UP):
                 await _until_free(port)
                 require_free(port, name)
 

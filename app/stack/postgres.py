@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 from app.stack.files import StateDir
-from app.stack.record import ServicesRecord
+from app.stack.services_record import ServicesRecord
 from app.stack.spec import ProcessSpec, credentials
 from gyre.contracts.errors import BadInput
 from gyre.host.ports import HOST

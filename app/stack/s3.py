@@ -4,8 +4,8 @@ import urllib.error
 import urllib.request
 
 from app.stack.files import StateDir
-from app.stack.programs import program
-from app.stack.record import BUCKET, ServicesRecord
+from app.stack.installed_programs import program
+from app.stack.services_record import BUCKET, ServicesRecord
 from app.stack.spec import ProcessSpec
 from gyre.host.ports import HOST
 

@@ -3,8 +3,8 @@
 import subprocess
 
 from app.stack.files import StateDir
-from app.stack.programs import program
-from app.stack.record import ServicesRecord
+from app.stack.installed_programs import program
+from app.stack.services_record import ServicesRecord
 from app.stack.spec import ProcessSpec
 from gyre.contracts.errors import BadInput
 from gyre.contracts.search import SEARCH_ATTRIBUTES

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from app.audit.command import audit
 from app.stack.files import StateDir
-from app.stack.runs import ensure_run
+from app.stack.run_record import ensure_run
 from gyre.contracts.errors import BadInput
 from gyre.settings import Services
 from tests.audit.small_tree import RUN

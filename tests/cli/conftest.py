@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.cli.main import main
 from app.stack.files import StateDir
-from app.stack.runs import RunRecord, write_run
+from app.stack.run_record import RunRecord, write_run
 from db import runs
 from db.models import (
     AttemptRow,

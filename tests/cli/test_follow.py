@@ -6,7 +6,7 @@ import pytest
 
 from app.cli import follow_run
 from app.stack.files import StateDir
-from app.stack.record import ensure_record
+from app.stack.services_record import ensure_services_record
 from gyre.contracts.errors import BadInput, GyreError
 from gyre.contracts.ids import RunId
 from gyre.contracts.lifecycle import RunStatus
@@ -42,7 +42,7 @@ def test_following_ends_when_the_services_are_stopped(
     monkeypatch.setenv("GYRE_STATE_DIR", str(tmp_path / ".gyre"))
     state = StateDir(tmp_path / ".gyre")
     state.make()
-    services = ensure_record(state).services()
+    services = ensure_services_record(state).services()
 
     def poll() -> RunStatus:
         raise BadInput("Postgres cannot be read")

@@ -7,7 +7,7 @@ import pytest
 
 from app.cli import start_run
 from app.stack.files import StateDir
-from app.stack.runs import RunRecord, write_run
+from app.stack.run_record import RunRecord, write_run
 from db import run_state, runs
 from db.session import Database, connect, transaction
 from gyre.contracts.errors import BadInput

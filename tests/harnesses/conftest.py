@@ -12,7 +12,7 @@ from db import attempts
 from db.models import ModelCallRow, TreeNodeRow
 from db.session import Database, transaction
 from sandbox import adapters, isolation
-from sandbox.attempts import HarnessStatus, Limits, kill, poll, start_or_attach
+from sandbox.harness_process import HarnessStatus, Limits, kill, poll, start_or_attach
 from tests.gateway.conftest import EXECUTION, World, add_run, engine, gateway_thread, model_dir, tokenizer
 from tests.gateway.scripted_engine import ScriptedEngine
 from tests.harnesses.programs import installed

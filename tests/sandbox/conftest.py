@@ -15,12 +15,12 @@ from socketserver import ThreadingUnixStreamServer
 import httpx
 import pytest
 
-from app.stack.programs import program
+from app.stack.installed_programs import program
 from db.object_store import s3_client
 from db.session import Database
 from gyre.settings import Services
 from sandbox import isolation
-from sandbox.attempts import HarnessSpec, HarnessStatus, Limits, kill, poll, start_or_attach
+from sandbox.harness_process import HarnessSpec, HarnessStatus, Limits, kill, poll, start_or_attach
 
 ISOLATED = isolation.probe() != isolation.PLAIN
 needs_bwrap = pytest.mark.skipif(not ISOLATED, reason="bubblewrap does not work on this machine")

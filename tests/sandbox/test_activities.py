@@ -41,7 +41,7 @@ from gyre.contracts.messages import AttemptInput, EvaluateInput, HarnessInput, S
 from gyre.contracts.tokens import attempt_of_token
 from gyre.settings import Services
 from gyre.settings.tasks import folder_sha256
-from sandbox.attempts import attempt_directory, poll
+from sandbox.harness_process import attempt_directory, poll
 from tests.sandbox.conftest import Gateway, calls_shell, make_task, needs_bwrap, says, wait_until
 
 pytestmark = needs_bwrap

@@ -8,7 +8,7 @@ import pytest
 
 from gyre.contracts.errors import BadInput
 from sandbox import adapters, isolation
-from sandbox.attempts import Limits, kill, start_or_attach
+from sandbox.harness_process import Limits, kill, start_or_attach
 from tests.sandbox.conftest import Gateway, calls_shell, needs_bwrap, says, wait_exited
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyre.contracts.errors import EvaluatorFailed
-from sandbox.attempts import Limits
 from sandbox.evaluate import TAIL_BYTES, EvaluationFailure, EvaluationOutcome, evaluate, read_reward
+from sandbox.harness_process import Limits
 from sandbox.snapshot import capture
 from tests.sandbox.conftest import needs_bwrap
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import isolation
-from sandbox.attempts import HarnessSpec, Limits, kill, poll, start_or_attach
+from sandbox.harness_process import HarnessSpec, Limits, kill, poll, start_or_attach
 from sandbox.isolation import claim_uid
 from tests.sandbox.conftest import (
     Attempts,
@@ -235,7 +235,7 @@ PLAIN_USER = """
 import json, sys, time
 from pathlib import Path
 sys.path.append(sys.argv[1])
-from sandbox.attempts import HarnessSpec, Limits, kill, poll, start_or_attach
+from sandbox.harness_process import HarnessSpec, Limits, kill, poll, start_or_attach
 folder = Path(sys.argv[2])
 for name in ("workspace", "home"):
     (folder / name).mkdir()
@@ -293,7 +293,7 @@ def test_without_bubblewrap_one_warning_says_what_is_not_isolated() -> None:
 
 
 def test_the_forwarding_programs_import_no_third_party_package() -> None:
-    modules = "launch, watch, relay, supervise, entry, isolation"
+    modules = "spawn, watch, relay, supervise, entry, isolation"
     code = f"import sys; sys.path.append(sys.argv[1]); from sandbox import {modules}; print(*sys.modules)"
     root = str(Path(isolation.__file__).parents[1])
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, root], capture_output=True, text=True)

@@ -17,7 +17,7 @@ from gyre.contracts.errors import SandboxFailed
 from gyre.contracts.lifecycle import EndReason
 from gyre.host.processes import ProcessIdentity, identify, is_alive, send_signal
 from sandbox import isolation
-from sandbox.attempts import HarnessSpec, kill, poll, slug, start_or_attach
+from sandbox.harness_process import HarnessSpec, kill, poll, slug, start_or_attach
 from sandbox.supervise import LOG_BYTES
 from tests.sandbox.conftest import Attempts, needs_bwrap, wait_exited, wait_until
 
@@ -287,7 +287,7 @@ def test_ids_become_directory_names() -> None:
 def _worker_that_starts(spec: HarnessSpec) -> subprocess.Popen[bytes]:
     """Another process that starts the harness and then hangs, in a group of its own."""
     code = (
-        "import pickle, sys, time; from sandbox.attempts import start_or_attach;"
+        "import pickle, sys, time; from sandbox.harness_process import start_or_attach;"
         "start_or_attach(pickle.load(open(sys.argv[1], 'rb'))); time.sleep(600)"
     )
 

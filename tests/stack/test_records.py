@@ -9,8 +9,8 @@ import pytest
 
 from app.stack.files import StateDir
 from app.stack.ledger import Entry, Ledger
-from app.stack.record import read_record
-from app.stack.runs import read_run
+from app.stack.run_record import read_run
+from app.stack.services_record import read_services_record
 from gyre.contracts.errors import BadInput
 from gyre.host.processes import identify
 
@@ -28,7 +28,7 @@ from gyre.host.processes import identify
 )
 @pytest.mark.parametrize(
     ("file", "read"),
-    [("services.json", read_record), ("runs/r/processes.json", lambda state: read_run(state, "r"))],
+    [("services.json", read_services_record), ("runs/r/processes.json", lambda state: read_run(state, "r"))],
 )
 def test_a_damaged_record_is_one_sentence(
     tmp_path: Path, file: str, read: Callable[[StateDir], object], content: bytes

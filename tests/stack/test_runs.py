@@ -13,7 +13,8 @@ import pytest
 from app import stack
 from app.stack.files import StateDir
 from app.stack.orphans import MARK, RUN_MARK
-from app.stack.runs import RunRecord, ensure_run, read_run, record_path, run_specs
+from app.stack.run_record import RunRecord, ensure_run, read_run
+from app.stack.run_specs import run_specs
 from gyre.contracts.boot import CellBoot, GatewayBoot, WorkerBoot, gateway_of
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId
@@ -75,16 +76,6 @@ def test_a_run_may_get_more_gateways_and_never_fewer(tmp_path: Path) -> None:
     served = [{gateway_of(attempt, worker.gateways).url for attempt in group} for group in attempts]
     assert {len(urls) for urls in served} == {1}, "a group is served by one process"
     assert len(set.union(*served)) == 3, "groups by all of them"
-
-
-def test_a_record_of_one_gateway_is_still_read(tmp_path: Path) -> None:
-    state = StateDir(tmp_path)
-    state.make()
-    record = ensure_run(state, "a", ELSEWHERE, 0, 4, 2)
-    written = json.loads(record.model_dump_json())
-    written["gateway_port"] = written.pop("gateway_ports")[0]
-    record_path(state, "a").write_text(json.dumps(written))
-    assert read_run(state, "a") == record
 
 
 def changed(state: StateDir, old: RunRecord, new: RunRecord) -> list[str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.stack import keeper
-from app.stack.child import Child
 from app.stack.files import StateDir
+from app.stack.kept_process import KeptProcess
 from app.stack.ledger import Ledger
 from app.stack.restart import RestartPolicy
-from app.stack.runs import record_path
+from app.stack.run_record import record_path
 from app.stack.spec import ProcessSpec
 
 REAPS = """
@@ -52,7 +52,7 @@ def test_trouble_with_one_run_does_not_end_the_watch(
     async def body() -> str:
         watching = keeper.Keeper(state)
         spec = ProcessSpec(name="spoilt/gateway", command=("true",), cwd=tmp_path, log=tmp_path / "log")
-        watching._children[spec.name] = Child(spec, Ledger(state.processes), RestartPolicy())
+        watching._children[spec.name] = KeptProcess(spec, Ledger(state.processes), RestartPolicy())
         watch, told = asyncio.create_task(watching._watch()), ""
         while told.count("cannot be read") < 3:
             assert not watch.done()

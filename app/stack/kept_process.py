@@ -25,7 +25,7 @@ LOG_BYTES = 32 << 20
 """A log that is longer when its process starts is kept as ``.old``."""
 
 
-class ChildState(StrEnum):
+class KeptState(StrEnum):
     STARTING = "starting"
     UP = "up"
     RESTARTING = "restarting"
@@ -34,10 +34,10 @@ class ChildState(StrEnum):
     DOWN = "down"
 
 
-class Child:
+class KeptProcess:
     def __init__(self, spec: ProcessSpec, ledger: Ledger, policy: RestartPolicy) -> None:
         self.spec = spec
-        self.state = ChildState.DOWN
+        self.state = KeptState.DOWN
         self.num_restarts = 0
         self.detail: str | None = None
         self.process: ProcessIdentity | None = None
@@ -52,7 +52,7 @@ class Child:
 
         Raises BadInput when a port is taken or the process does not come up.
         """
-        self.state = ChildState.STARTING
+        self.state = KeptState.STARTING
         if not await self._adopt():
             for port in self.spec.ports:
                 require_free(port, self.spec.name)
@@ -66,13 +66,13 @@ class Child:
 
     def start_later(self) -> None:
         """Start in the background, with the same backoff as a restart."""
-        self.state = ChildState.STARTING
+        self.state = KeptState.STARTING
         self._task = asyncio.create_task(self._start_and_keep(), name=self.spec.name)
 
     async def wait_up(self) -> None:
         """Return when it serves. Raises BadInput with the reason when it does not come back."""
         deadline = time.monotonic() + WAIT_UP_S
-        while self.state != ChildState.UP:
+        while self.state != KeptState.UP:
             if time.monotonic() > deadline:
                 raise BadInput(f"{self.spec.name} is {self.state}: {self.detail or f'see {self.spec.log}'}")
             await asyncio.sleep(0.05)
@@ -84,7 +84,7 @@ class Child:
             await asyncio.wait([self._task])
             self._task = None
         await self._terminate()
-        self.state = ChildState.DOWN
+        self.state = KeptState.DOWN
 
     def pids(self) -> set[int]:
         """Of the process that is kept; one that has just died is still ours to collect."""
@@ -104,7 +104,7 @@ class Child:
 
     async def _start_and_keep(self) -> None:
         if await self._adopt():
-            self.state = ChildState.UP
+            self.state = KeptState.UP
         else:
             await self._revive()
         await self._keep()
@@ -136,7 +136,7 @@ class Child:
             return
         now = time.monotonic()
         paused = self._policy.is_open(self._deaths, now)
-        self.state = ChildState.PAUSED if paused else ChildState.RESTARTING
+        self.state = KeptState.PAUSED if paused else KeptState.RESTARTING
         await asyncio.sleep(self._policy.delay_s(self._deaths, now))
 
     def _note_death(self, detail: str) -> None:
@@ -193,7 +193,7 @@ class Child:
                 )
             await asyncio.sleep(0.05)
         await asyncio.to_thread(self.spec.started)
-        self.state, self.detail = ChildState.UP, None
+        self.state, self.detail = KeptState.UP, None
 
     async def _until_dead(self) -> None:
         while self._is_running():

@@ -19,7 +19,7 @@ from typing import Any
 from gyre.contracts.errors import SandboxFailed
 from gyre.contracts.lifecycle import EndReason
 from gyre.host.processes import ProcessIdentity, boot_id, is_alive, send_signal
-from sandbox import isolation, launch
+from sandbox import isolation, spawn
 
 START_S = 20.0
 STOP_S = 15.0
@@ -57,7 +57,7 @@ class HarnessSpec:
     isolation: str = field(default_factory=isolation.probe)
 
     def document(self) -> dict[str, Any]:
-        """What ``spec.json`` holds and ``launch.start`` takes."""
+        """What ``spec.json`` holds and ``spawn.start`` takes."""
         limits = self.limits
         return {
             "argv": self.argv,
@@ -190,7 +190,7 @@ def _stop_supervisor(directory: Path) -> None:
 def _end_orphans(directory: Path, status: dict[str, Any]) -> None:
     """The supervisor was killed. Its sandbox dies with it; make sure."""
     if status.get("mark"):
-        launch.end_plain(status["sandbox_pid"], status["mark"])
+        spawn.end_plain(status["sandbox_pid"], status["mark"])
     sandbox = _recorded(status, "sandbox")
     deadline = time.monotonic() + STOP_S
     while sandbox is not None and is_alive(sandbox):

@@ -1,18 +1,12 @@
 """The processes of a run: gateway, worker and cell supervisor, started from boot files."""
 
-import socket
-import sys
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from app.stack.files import StateDir, short_socket, write_private
-from app.stack.spec import ProcessSpec
-from gyre.contracts.boot import CellBoot, GatewayAddress, GatewayBoot, WorkerBoot
+from app.stack.files import StateDir, write_private
 from gyre.contracts.errors import BadInput
-from gyre.contracts.ids import RunId, cell_id
-from gyre.host.ports import HOST, accepts, choose_port
+from gyre.host.ports import choose_port
 from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 
@@ -33,15 +27,6 @@ class RunRecord(BaseModel):
     engine_port: int
     wanted: bool = True
     """False once it was stopped; a new keeper starts the runs that are wanted."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_one_gateway(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Records of runs that began when a run had one gateway name its port alone."""
-        if "gateway_port" in given:
-            given = {**given, "gateway_ports": [given["gateway_port"]]}
-            del given["gateway_port"]
-        return given
 
     def ports(self) -> dict[str, int]:
         """Process that listens, itself or through a child -> port."""
@@ -109,61 +94,3 @@ def ensure_run(
     )
     write_run(state, record)
     return record
-
-
-def host_name() -> str:
-    """This machine's name in ``host/<h>``."""
-    return socket.gethostname().split(".")[0].lower() or "localhost"
-
-
-def run_specs(state: StateDir, record: RunRecord) -> list[ProcessSpec]:
-    """Write the boot files and describe the processes, in the order they should start."""
-    common = {
-        "run": record.run,
-        "revision": record.revision,
-        "services": record.services.model_dump(mode="json"),
-        "state_dir": str(state.run(record.run)),
-        "host": host_name(),
-    }
-    gateways = {
-        gateway_name(index): GatewayBoot(
-            **common,
-            port=port,
-            socket=str(short_socket(state.run(record.run) / f"{gateway_name(index)}.sock")),
-        )
-        for index, port in enumerate(record.gateway_ports)
-    }
-    worker = WorkerBoot(
-        **common,
-        gateways=[
-            GatewayAddress(url=f"http://{HOST}:{boot.port}", socket=boot.socket) for boot in gateways.values()
-        ],
-        harness_slots=record.harness_slots,
-        evaluate_slots=record.evaluate_slots,
-    )
-    cell = CellBoot(**common, cell=cell_id(RunId(record.run), 0), engine_port=record.engine_port)
-    return [
-        _spec(state, record, "cell-0", "gpu_workers.supervisor", cell),
-        *(_spec(state, record, name, "gateway", boot, port=boot.port) for name, boot in gateways.items()),
-        _spec(state, record, "worker", "app.worker", worker),
-    ]
-
-
-def _spec(
-    state: StateDir, record: RunRecord, name: str, module: str, boot: BaseModel, *, port: int | None = None
-) -> ProcessSpec:
-    folder = state.run(record.run)
-    boot_file = folder / f"{name}.boot.json"
-    text = boot.model_dump_json(indent=2)
-    write_private(boot_file, text)
-    return ProcessSpec(
-        name=f"{record.run}/{name}",
-        command=(sys.executable, "-m", module, "--boot", str(boot_file)),
-        cwd=folder,
-        log=folder / f"{name}.log",
-        environment={"GYRE_RUN": record.run},
-        ports=(port,) if port else (),
-        healthy=(lambda: accepts(port)) if port else (lambda: True),
-        inputs=text,
-        stop_grace_s=20.0,
-    )

@@ -37,7 +37,7 @@ class ServicesRecord(BaseModel):
         )
 
 
-def read_record(state: StateDir) -> ServicesRecord | None:
+def read_services_record(state: StateDir) -> ServicesRecord | None:
     """The record, or None before the first start. Raises BadInput if the file was damaged."""
     try:
         return ServicesRecord.model_validate_json(state.services.read_text())
@@ -49,9 +49,9 @@ def read_record(state: StateDir) -> ServicesRecord | None:
         raise BadInput(f"{state.services} cannot be read: {error}") from None
 
 
-def ensure_record(state: StateDir) -> ServicesRecord:
+def ensure_services_record(state: StateDir) -> ServicesRecord:
     """The record; chosen now if this is the first start."""
-    record = read_record(state)
+    record = read_services_record(state)
     if record is None:
         ports: dict[str, int] = {}
         for name in PORTS:

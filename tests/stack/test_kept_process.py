@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.stack.child import Child, ChildState
+from app.stack.kept_process import KeptProcess, KeptState
 from app.stack.ledger import Ledger
 from app.stack.restart import RestartPolicy
 from app.stack.spec import ProcessSpec
@@ -31,8 +31,8 @@ def spec(folder: Path, code: str, **changes: object) -> ProcessSpec:
     return ProcessSpec(**(values | changes))  # type: ignore[arg-type]
 
 
-def child(folder: Path, code: str, **changes: object) -> Child:
-    return Child(spec(folder, code, **changes), Ledger(folder / "processes.json"), QUICK)
+def child(folder: Path, code: str, **changes: object) -> KeptProcess:
+    return KeptProcess(spec(folder, code, **changes), Ledger(folder / "processes.json"), QUICK)
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
@@ -51,7 +51,7 @@ def test_a_process_that_dies_is_started_again_and_its_end_is_told(tmp_path: Path
         first = kept.process
         assert first is not None
         os.kill(first.pid, signal.SIGKILL)
-        await until(lambda: kept.num_restarts == 1 and kept.state == ChildState.UP)
+        await until(lambda: kept.num_restarts == 1 and kept.state == KeptState.UP)
         assert kept.process != first
         await kept.stop()
         assert kept.process is None
@@ -63,7 +63,7 @@ def test_the_breaker_opens_for_a_process_that_always_dies(tmp_path: Path) -> Non
     async def body() -> None:
         kept = child(tmp_path, "raise SystemExit(7)")
         kept.start_later()
-        await until(lambda: kept.state == ChildState.PAUSED)
+        await until(lambda: kept.state == KeptState.PAUSED)
         assert kept.describe()["detail"] == "died with exit status 7"
         starts = kept.num_restarts
         assert starts == QUICK.burst + 1
