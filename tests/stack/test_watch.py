@@ -1,4 +1,4 @@
-"""The keeper's watch: it outlives trouble with one run, and collects only what it was given."""
+"""The keeper's watch survives trouble with one run and reaps only orphans."""
 
 import asyncio
 import subprocess
@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.stack import keeper
 from app.stack.files import StateDir
-from app.stack.kept_process import KeptProcess
-from app.stack.ledger import Ledger
-from app.stack.restart import RestartPolicy
+from app.stack.keeper import Keeper
 from app.stack.run_record import record_path
 from app.stack.spec import ProcessSpec
 
@@ -35,30 +32,28 @@ print(not Path(f"/proc/{orphan}").exists() or os.getpgid(orphan), helper.wait(),
 """
 
 
-def test_only_what_was_adopted_is_collected() -> None:
+def test_only_inherited_zombies_are_reaped() -> None:
     done = subprocess.run([sys.executable, "-c", REAPS], capture_output=True, text=True, timeout=60)
     assert done.stdout == "True 3 0\n", done.stderr
 
 
 def test_trouble_with_one_run_does_not_end_the_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(keeper, "RUN_WATCH_S", 0.01)
     state = StateDir(tmp_path)
     state.make()
     state.run("spoilt").mkdir()
     record_path(state, "spoilt").write_text("{")
 
     async def body() -> str:
-        watching = keeper.Keeper(state)
-        spec = ProcessSpec(name="spoilt/gateway", command=("true",), cwd=tmp_path, log=tmp_path / "log")
-        watching._children[spec.name] = KeptProcess(spec, Ledger(state.processes), RestartPolicy())
-        watch, told = asyncio.create_task(watching._watch()), ""
-        while told.count("cannot be read") < 3:
+        keeper = Keeper(state)
+        keeper.keep(ProcessSpec(name="spoilt/gateway", command=("true",), cwd=tmp_path, log=tmp_path / "log"))
+        watch, log = asyncio.create_task(keeper.watch(0.01)), ""
+        while log.count("cannot be read") < 3:
             assert not watch.done()
             await asyncio.sleep(0.01)
-            told += capsys.readouterr().err
+            log += capsys.readouterr().err
         watch.cancel()
-        return told
+        return log
 
     assert "processes.json" in asyncio.run(asyncio.wait_for(body(), 60))
