@@ -1,4 +1,4 @@
-"""Paths of a state directory, and files that are written whole or not at all."""
+"""Paths of a state directory, and files that are replaced atomically."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from gyre.contracts.errors import BadInput
 
 SOCKET_PATH_BYTES = 100
-"""``sun_path`` holds 108 bytes; some are left for suffixes."""
+"""``sun_path`` holds 108 bytes; the rest is left for suffixes."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class StateDir:
 
     @classmethod
     def at(cls, path: Path) -> "StateDir":
-        """Of ``path``, perhaps not made yet. Raises BadInput where no such directory can be."""
+        """Return the state directory at ``path``, which need not exist. Raises BadInput if it never can."""
         root = path.absolute()
         try:
             root.exists()
@@ -68,7 +68,7 @@ class StateDir:
         return short_socket(self.root / "keeper.sock")
 
     def make(self) -> None:
-        """Make the directories. Raises BadInput where they cannot be made or written."""
+        """Create the directories. Raises BadInput if they cannot be created or written."""
         try:
             for folder in (self.root, self.logs, self.temporal, self.s3, self.runs):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -79,19 +79,19 @@ class StateDir:
 
 
 def short_socket(path: Path) -> Path:
-    """``path`` itself, or where that is too long for a Unix socket one in a private temporary folder."""
+    """Return ``path``, or a path in a private temporary folder if it is too long for a Unix socket."""
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
         return path
     digest = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"gyre-{os.getuid()}-{digest}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise BadInput(f"{folder} belongs to another user, so no socket can be made there")
+        raise BadInput(f"{folder} belongs to another user, so no socket can be created there")
     return folder / path.name
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace ``path`` atomically; mode 0600 because it carries credentials."""
+    """Replace ``path`` atomically, with mode 0600 because it holds credentials."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w") as file:
         file.write(text)

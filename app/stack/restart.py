@@ -1,4 +1,4 @@
-"""When a process that died is started again: soon, then less soon, then after a pause."""
+"""Backoff and circuit breaker for restarts; our own, a pure function of the times of death."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,20 +6,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RestartPolicy:
+    """Delays that double up to ``longest_s``; more than ``burst`` deaths in the window open the breaker."""
+
     first_s: float = 0.1
     """Short, because harnesses give up on a gateway within seconds."""
     longest_s: float = 5.0
     window_s: float = 60.0
     burst: int = 10
-    """Deaths within the window that are taken for bad luck."""
+    """Deaths within the window after which the next one opens the circuit breaker."""
     pause_s: float = 60.0
 
     def is_open(self, deaths: Sequence[float], now: float) -> bool:
-        """Whether the circuit breaker is open: more than ``burst`` deaths in the window."""
+        """Return whether the circuit breaker is open: more than ``burst`` deaths in the window."""
         return self._recent(deaths, now) > self.burst
 
     def delay_s(self, deaths: Sequence[float], now: float) -> float:
-        """Seconds to wait before the next start; doubles with each death in the window."""
+        """Return the seconds to wait before the next start; doubles with each death in the window."""
         recent = self._recent(deaths, now)
         if recent > self.burst:
             return self.pause_s

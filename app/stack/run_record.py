@@ -1,4 +1,4 @@
-"""The processes of a run: gateway, worker and cell supervisor, started from boot files."""
+"""``runs/<run>/processes.json``: ports and settings of a run's processes, kept across restarts."""
 
 from pathlib import Path
 
@@ -12,30 +12,30 @@ from gyre.settings.services import Services
 
 
 class RunRecord(BaseModel):
-    """``runs/<run>/processes.json``: what the processes of a run keep over restarts."""
+    """Contents of ``processes.json``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
     services: Services
     revision: int = 0
-    """Of the run's configuration, as the processes read it when they start."""
+    """Revision of the run's configuration that the processes read when they start."""
     harness_slots: int
     evaluate_slots: int
     gateway_ports: list[int]
-    """One for each gateway process. There are never fewer than before: harnesses hold their addresses."""
+    """One per gateway process. Their number never shrinks, because harnesses hold the addresses."""
     engine_port: int
     wanted: bool = True
-    """False once it was stopped; a new keeper starts the runs that are wanted."""
+    """False once the run was stopped; a new keeper starts the runs that are wanted."""
 
     def ports(self) -> dict[str, int]:
-        """Process that listens, itself or through a child -> port."""
+        """Return the port of each process that listens, itself or through a child, by process name."""
         gateways = {f"{self.run}/{gateway_name(i)}": port for i, port in enumerate(self.gateway_ports)}
         return {**gateways, f"{self.run}/cell-0": self.engine_port}
 
 
 def gateway_name(index: int) -> str:
-    """``gateway``, ``gateway-1``, ..."""
+    """Return ``gateway``, ``gateway-1``, ..."""
     return f"gateway-{index}" if index else "gateway"
 
 
@@ -44,7 +44,7 @@ def record_path(state: StateDir, run: str) -> Path:
 
 
 def read_run(state: StateDir, run: str) -> RunRecord | None:
-    """The record, or None if the run was never started here. Raises BadInput if the file was damaged."""
+    """Return the record, or None if the run was never started here. Raises BadInput if it is damaged."""
     path = record_path(state, run)
     try:
         return RunRecord.model_validate_json(path.read_text())
@@ -57,7 +57,7 @@ def read_run(state: StateDir, run: str) -> RunRecord | None:
 
 
 def read_runs(state: StateDir) -> list[RunRecord]:
-    """Every run that was started from this state directory, by name."""
+    """Return the record of every run that was started from this state directory, by name."""
     names = sorted(path.parent.name for path in state.runs.glob("*/processes.json"))
     return [record for name in names if (record := read_run(state, name)) is not None]
 
@@ -76,7 +76,7 @@ def ensure_run(
     evaluate_slots: int,
     num_gateways: int = 1,
 ) -> RunRecord:
-    """The record of a run that shall have processes; its ports stay what they were."""
+    """Write and return the record of a run that is to have processes. Ports chosen earlier stay."""
     earlier = read_run(state, run)
     taken = {port for other in read_runs(state) for port in other.ports().values()}
     engine_port = earlier.engine_port if earlier else choose_port(taken)

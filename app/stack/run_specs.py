@@ -1,4 +1,4 @@
-"""The processes of a run: gateway, worker and cell supervisor, started from boot files."""
+"""The processes of a run (gateways, worker, cell supervisor) and the boot files they start from."""
 
 import socket
 import sys
@@ -14,12 +14,12 @@ from gyre.host.ports import HOST, accepts
 
 
 def host_name() -> str:
-    """This machine's name in ``host/<h>``."""
+    """Return this machine's name in ``host/<h>``."""
     return socket.gethostname().split(".")[0].lower() or "localhost"
 
 
 def run_specs(state: StateDir, record: RunRecord) -> list[ProcessSpec]:
-    """Write the boot files and describe the processes, in the order they should start."""
+    """Write the boot files and return the processes in the order in which they should start."""
     common = {
         "run": record.run,
         "revision": record.revision,

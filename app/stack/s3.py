@@ -1,4 +1,4 @@
-"""An S3 server over a folder: ``rclone serve s3``. A bucket is a folder in it."""
+"""Embedded S3: ``rclone serve s3`` over a folder, in which each bucket is a folder."""
 
 import urllib.error
 import urllib.request
@@ -11,6 +11,7 @@ from gyre.host.ports import HOST
 
 
 def s3_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:
+    """Return the S3 server process, which creates Gyre's bucket before each start."""
     port = record.ports["s3"]
     command = (
         program("rclone"), "serve", "s3", "--addr", f"{HOST}:{port}", "--log-level", "ERROR", str(state.s3)
@@ -20,7 +21,7 @@ def s3_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:
         command=command,
         cwd=state.s3,
         log=state.logs / "s3.log",
-        # By environment, because anyone can read a command line. The value is CSV with one quoted field.
+        # In the environment, because anyone can read a command line. The value is CSV with one quoted field.
         environment={
             "RCLONE_AUTH_KEY": f'"{record.s3_access_key},{record.s3_secret_key}"',
             "RCLONE_CONFIG": "/dev/null",
@@ -32,7 +33,7 @@ def s3_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:
 
 
 def _answers(port: int) -> bool:
-    """Any HTTP answer will do: the root refuses a request without a signature."""
+    """Return whether anything answers HTTP: the root refuses a request without a signature."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}/", timeout=2):
             return True

@@ -1,4 +1,4 @@
-"""``services.json``: the ports and credentials that the embedded services keep over restarts."""
+"""``services.json``: the ports and credentials of the embedded services, kept across restarts."""
 
 import secrets
 
@@ -15,6 +15,8 @@ DATABASE = BUCKET = "gyre"
 
 
 class ServicesRecord(BaseModel):
+    """Contents of ``services.json``."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ports: dict[str, int]
@@ -38,7 +40,7 @@ class ServicesRecord(BaseModel):
 
 
 def read_services_record(state: StateDir) -> ServicesRecord | None:
-    """The record, or None before the first start. Raises BadInput if the file was damaged."""
+    """Return the record, or None before the first start. Raises BadInput if the file is damaged."""
     try:
         return ServicesRecord.model_validate_json(state.services.read_text())
     except FileNotFoundError:
@@ -50,7 +52,7 @@ def read_services_record(state: StateDir) -> ServicesRecord | None:
 
 
 def ensure_services_record(state: StateDir) -> ServicesRecord:
-    """The record; chosen now if this is the first start."""
+    """Return the record, choosing ports and credentials if this is the first start."""
     record = read_services_record(state)
     if record is None:
         ports: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the keeper has to know about a process to start it, tell that it is well, and stop it."""
+"""Description of a process to keep: how to start it, check that it serves, and stop it."""
 
 import hashlib
 import pwd
@@ -20,7 +20,7 @@ def no_preparation() -> None:
 
 
 class Credentials(NamedTuple):
-    """Who a program runs as; all None: whoever starts it. The names are those of subprocess."""
+    """User to run a program as, by subprocess' argument names; all None for the current user."""
 
     user: str | None
     group: int | None
@@ -28,7 +28,7 @@ class Credentials(NamedTuple):
 
 
 def credentials(user: str | None) -> Credentials:
-    """A system user with its own group and no others."""
+    """Return the credentials of a system user, with its own group and no others."""
     if user is None:
         return Credentials(None, None, None)
     return Credentials(user, pwd.getpwnam(user).pw_gid, [])
@@ -36,24 +36,26 @@ def credentials(user: str | None) -> Credentials:
 
 @dataclass(frozen=True)
 class ProcessSpec:
+    """One process that the keeper keeps alive."""
+
     name: str
     """``postgres``, or ``<run>/gateway`` for a process of a run."""
     command: tuple[str, ...]
     cwd: Path
     log: Path
     environment: dict[str, str] = field(default_factory=dict[str, str])
-    """Added to the keeper's own."""
+    """Variables added to the keeper's own environment."""
     inputs: str = ""
-    """What it reads at its start, so that a change of it makes another process."""
+    """Contents of the files it reads at its start, so that a change of them restarts the process."""
     user: str | None = None
-    """System user to run as, for root only."""
+    """System user to run as; only root can set it."""
     ports: tuple[int, ...] = ()
     healthy: Callable[[], bool] = no_check
-    """Whether it serves; may block for a second or two, called in a thread."""
+    """Whether the process serves. Called in a thread, so it may block for a second or two."""
     prepare: Callable[[], None] = no_preparation
-    """Run before each start."""
+    """Called before each start."""
     started: Callable[[], None] = no_preparation
-    """Run each time it has become healthy."""
+    """Called each time the process has become healthy."""
     stop_signal: signal.Signals = signal.SIGTERM
     stop_grace_s: float = 10.0
 
@@ -63,6 +65,6 @@ class ProcessSpec:
 
     @property
     def fingerprint(self) -> str:
-        """A process that was started from the same fingerprint can be adopted."""
+        """Hash of everything that decides what runs: only a process of an equal fingerprint is adopted."""
         parts = [self.command, str(self.cwd), self.environment, self.user, self.inputs]
         return hashlib.sha256(canonical_json(parts, spaced=True).encode()).hexdigest()

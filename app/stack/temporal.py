@@ -1,4 +1,4 @@
-"""Temporal's development server with its web UI, over SQLite."""
+"""Embedded Temporal: the development server with its web UI, over SQLite."""
 
 import subprocess
 
@@ -11,12 +11,13 @@ from gyre.contracts.search import SEARCH_ATTRIBUTES
 from gyre.host.ports import HOST
 
 RETENTION = "720h"
-"""30 days: the server's default of one would drop histories that an audit still reads."""
+"""30 days; the server's default of one day would drop histories that an audit still reads."""
 DYNAMIC = ("matching.numTaskqueueReadPartitions=1", "matching.numTaskqueueWritePartitions=1")
-"""One partition a queue instead of four: four help a cluster, and cost a laptop polls and latency."""
+"""One partition per task queue instead of four, which help a cluster and cost a laptop polls and latency."""
 
 
 def temporal_spec(state: StateDir, record: ServicesRecord) -> ProcessSpec:
+    """Return the Temporal server process, with Gyre's search attributes and retention."""
     port, ui_port = record.ports["temporal"], record.ports["temporal_ui"]
     attributes = [f"--search-attribute={name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items()]
     command = (
