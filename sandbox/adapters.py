@@ -1,16 +1,16 @@
-"""How to run a harness that knows nothing of Gyre: a catalogue of TOML files and their placeholders.
+"""Adapters that run harnesses unaware of Gyre: a catalogue of TOML files with placeholders.
 
 An adapter's ``command``, ``environment``, ``files`` and ``mounts`` are templates over
 ``{instruction} {instruction_file} {base_url} {token} {model} {context_tokens} {max_tokens} {workspace} {home}
 {python} {binary} {repository} {options.NAME} {mounts.NAME}``. A nested list of ``command`` and a variable of
-``environment`` are left away when an option that they name is empty.
+``environment`` are left out when an option that they name is empty.
 """
 
 import functools
 import json
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +31,7 @@ SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class Adapter(BaseModel):
-    """One file of the catalogue."""
+    """Contents of one catalogue file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,46 +39,47 @@ class Adapter(BaseModel):
     dialect: Literal["openai", "anthropic", "responses"]
     command: list[str | list[str]] = Field(min_length=1)
     environment: dict[str, str]
-    """How the token and the gateway's address reach the harness is written here."""
+    """Variables of the harness; most receive the token and the gateway's address here."""
     files: dict[str, str] = Field(default_factory=dict[str, str])
-    """Path below the home folder -> content."""
+    """Content by path below the home folder."""
     mounts: dict[str, str] = Field(default_factory=dict[str, str])
-    """Name -> folder of this machine, seen read-only inside as ``{mounts.NAME}``."""
+    """Folder of this machine by name, mounted read-only inside as ``{mounts.NAME}``."""
     options: dict[str, str] = Field(default_factory=dict[str, str])
     """Known options with their defaults; ``[harness.options]`` of the run file changes them."""
     binary: str | None = None
-    """A program found by the option ``binary`` or on PATH; what it needs is mounted."""
+    """Program found by the option ``binary`` or on PATH; the folders it needs are mounted."""
     version: str | None = None
-    """The one that everything here was seen working with."""
+    """Version of the harness with which this file was tested."""
     package: str | None = None
-    """``npm:NAME`` or ``pypi:NAME``, where the program comes from."""
+    """Package that installs the program: ``npm:NAME`` or ``pypi:NAME``."""
     limit_address_space: bool = True
     roles: tuple[RoleRule, ...] = ()
     early_start: bool = True
-    """Both are for the gateway: `gyre.settings.harnesses.HarnessFacts`."""
+    """Like ``roles``, read by the gateway: see `gyre.settings.harnesses.HarnessFacts`."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What differs from attempt to attempt. ``base_url`` is for a harness outside any namespace."""
+    """Values that differ per attempt."""
 
     directory: Path
     instruction: str
     token: str
     gateway_socket: str
     gateway_url: str
+    """Address for a harness that runs as a plain process, outside any network namespace."""
     time_limit_s: float
     limits: Limits
     context_tokens: int
-    """Of the policy: a harness that knows it compacts in time."""
+    """Context length of the policy, so that a harness compacts in time."""
     max_tokens: int
-    """Of one answer."""
+    """Longest answer to one call."""
     model: str = "policy"
 
 
 @functools.cache
 def load_adapter(name: str) -> Adapter:
-    """An adapter of the catalogue. Raises BadInput when there is none or its file is not valid."""
+    """Return an adapter of the catalogue. Raises BadInput if there is none or its file is not valid."""
     path = CATALOGUE / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in CATALOGUE.glob("*.toml")))
@@ -92,20 +93,20 @@ def load_adapter(name: str) -> Adapter:
 
 
 def check_harness(name: str, options: dict[str, str]) -> None:
-    """Raise BadInput, before anything is made, if the harness could not be started here."""
+    """Raise BadInput if the harness could not be started here; called before a run is created."""
     adapter = load_adapter(name)
     values = {f"options.{k}": v for k, v in _options(adapter, options).items()}
     values["repository"] = str(REPOSITORY)
     for mount, template in adapter.mounts.items():
         folder = _fill(_fill(template, values), values)
         if not Path(folder).is_dir():
-            raise BadInput(f"harness {name}: its folder {mount!r} is not there: {folder}")
+            raise BadInput(f"harness {name}: its folder {mount!r} does not exist: {folder}")
     if adapter.binary:
         _program(adapter, options)
 
 
 def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> HarnessSpec:
-    """The spec of one attempt; writes the adapter's files and the instruction into its directory."""
+    """Write the adapter's files and the instruction into the attempt's directory; return its spec."""
     plain = isolation.probe() == isolation.PLAIN
     home, workspace = launch.directory / "home", launch.directory / "workspace"
     home.mkdir(exist_ok=True)
@@ -118,19 +119,16 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
     for name, content in adapter.files.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(_fill(content, values))
-    env = {"PATH": path, "HOME": values["home"], "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+    groups = [part if isinstance(part, list) else [part] for part in adapter.command]
+    variables = adapter.environment.items()
     return HarnessSpec(
         directory=launch.directory,
-        argv=_argv(adapter, values),
-        env=env | _environment(adapter, values),
+        argv=[_fill(part, values) for group in groups if _wanted(group, values) for part in group],
+        env={"PATH": path, "HOME": values["home"], "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+        | {name: _fill(text, values) for name, text in variables if _wanted([text], values)},
         cwd=values["workspace"],
         time_limit_s=launch.time_limit_s,
-        limits=Limits(
-            memory_bytes=launch.limits.memory_bytes,
-            processes=launch.limits.processes,
-            workspace_bytes=launch.limits.workspace_bytes,
-            address_space=adapter.limit_address_space,
-        ),
+        limits=replace(launch.limits, address_space=adapter.limit_address_space),
         gateway_socket=launch.gateway_socket,
         read_only=[
             [str(instruction), "/gyre/instruction.md"],
@@ -141,7 +139,7 @@ def render(adapter: Adapter, options: dict[str, str], launch: Launch) -> Harness
 
 
 def _plain_values(launch: Launch, plain: bool) -> dict[str, str]:
-    """What every adapter can name; paths and addresses as the harness sees them."""
+    """Return the placeholders that every adapter can use; paths and addresses as the harness sees them."""
     folder = launch.directory
     return {
         "instruction": launch.instruction,
@@ -159,8 +157,8 @@ def _plain_values(launch: Launch, plain: bool) -> dict[str, str]:
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
-    # A name that is not a placeholder (JSON in a config file) stays as it is; options and mounts are checked
-    # at load.
+    # Other text in braces, such as JSON in a config file, stays as it is; load_adapter has checked the names
+    # of options and mounts.
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
@@ -172,18 +170,8 @@ def _options(adapter: Adapter, given: dict[str, str]) -> dict[str, str]:
     return adapter.options | given
 
 
-def _argv(adapter: Adapter, values: dict[str, str]) -> list[str]:
-    groups = [part if isinstance(part, list) else [part] for part in adapter.command]
-    return [_fill(part, values) for group in groups if _wanted(group, values) for part in group]
-
-
-def _environment(adapter: Adapter, values: dict[str, str]) -> dict[str, str]:
-    given = adapter.environment.items()
-    return {name: _fill(text, values) for name, text in given if _wanted([text], values)}
-
-
 def _wanted(templates: list[str], values: dict[str, str]) -> bool:
-    """Whether no option that they name is empty."""
+    """Return whether no option that the templates name is empty."""
     named = {name for text in templates for name in PLACEHOLDER.findall(text)}
     return all(values.get(name) != "" for name in named if name.startswith("options."))
 
@@ -191,17 +179,18 @@ def _wanted(templates: list[str], values: dict[str, str]) -> bool:
 def _mounts(
     adapter: Adapter, options: dict[str, str], values: dict[str, str], plain: bool
 ) -> tuple[dict[str, tuple[str, str]], str]:
-    """``name -> (folder here, folder inside)`` and PATH; sets ``{binary}`` in ``values``."""
+    """Return ``{name: (folder here, folder inside)}`` and PATH; sets ``{binary}`` in ``values``."""
     folders = {name: _fill(template, values) for name, template in adapter.mounts.items()}
     program = _program(adapter, options) if adapter.binary else None
     if program:
         folders["binary"] = str(program.folder)
         if program.node:
             folders["node"] = str(program.node)
-    mounts = {
-        name: (folder, folder if plain or _in_usr(folder) else _inside(name, folder))
-        for name, folder in folders.items()
-    }
+    mounts: dict[str, tuple[str, str]] = {}
+    for name, folder in folders.items():
+        # Node finds packages by the name of the folder that holds them.
+        last = "/node_modules" if Path(folder).name == "node_modules" else ""
+        mounts[name] = (folder, folder if plain or _in_usr(folder) else f"/harness/{name}{last}")
     if program:
         values["binary"] = f"{mounts['binary'][1]}/{program.path.relative_to(program.folder)}"
         mounts |= {f"python{i}": (str(path), str(path)) for i, path in enumerate(program.python)}
@@ -209,29 +198,19 @@ def _mounts(
 
 
 def _in_usr(folder: str) -> bool:
-    """Every sandbox sees it."""
+    """Return whether the folder is in /usr, which every sandbox sees."""
     return f"{folder}/".startswith("/usr/")
 
 
-def _inside(name: str, folder: str) -> str:
-    # Node finds packages by the name of the folder that they lie in.
-    return f"/harness/{name}/node_modules" if Path(folder).name == "node_modules" else f"/harness/{name}"
-
-
 def _program(adapter: Adapter, options: dict[str, str]) -> programs.Program:
-    wanted = options.get("binary", adapter.binary or "")
-    return programs.find(wanted, f"harness {adapter.name}", _advice(adapter))
-
-
-def _advice(adapter: Adapter) -> str:
-    """How to come by the program."""
+    """Return the adapter's program. Raises BadInput that says how to install a missing one."""
     source, _, package = (adapter.package or "").partition(":")
     commands = {
         "npm": f"npm install -g {package}@{adapter.version}",
         "pypi": f"pip install {package}=={adapter.version}",
     }
-    install = commands.get(source, "install it")
-    return f"{install}, or set harness.options.binary"
+    advice = f"{commands.get(source, 'install it')}, or set harness.options.binary"
+    return programs.find(options.get("binary", adapter.binary or ""), f"harness {adapter.name}", advice)
 
 
 def _check_placeholders(adapter: Adapter) -> None:
@@ -240,7 +219,7 @@ def _check_placeholders(adapter: Adapter) -> None:
     arguments = [part for group in adapter.command for part in ([group] if isinstance(group, str) else group)]
     texts = [*arguments, *adapter.environment.values(), *adapter.mounts.values()]
     named = [(name, text) for text in texts for name in PLACEHOLDER.findall(text)]
-    # In a file only a name with a dot is surely a placeholder: its own syntax may have braces.
+    # In a file only a name with a dot must be a placeholder: the file's own syntax may use braces.
     filed = [(name, text) for text in adapter.files.values() for name in PLACEHOLDER.findall(text)]
     for name, text in [*named, *((name, text) for name, text in filed if "." in name)]:
         if name not in known:

@@ -1,4 +1,4 @@
-"""The time limit of a stage that works through files."""
+"""Time limit of a stage that works through files."""
 
 import time
 
@@ -6,7 +6,7 @@ from gyre.contracts.errors import GyreError
 
 
 class Deadline:
-    """Looked at between two files, so that a stage ends by its own sentence before anybody's time-out."""
+    """Checked between two files, so that a stage ends with its own error before a time-out of its caller."""
 
     def __init__(self, limit_s: float, error: type[GyreError], stage: str) -> None:
         """``error`` is raised by ``check``; its sentence names the ``stage``."""
@@ -14,6 +14,6 @@ class Deadline:
         self._end = time.monotonic() + limit_s
 
     def check(self) -> None:
-        """Raises the stage's error when its time is over."""
+        """Raise the stage's error once its time is over."""
         if time.monotonic() > self._end:
             raise self._error(f"{self._stage} took longer than the {self._limit_s:g} s it may take")

@@ -1,10 +1,10 @@
-"""The first program inside a sandbox: opens the gateway's port, gives up its rights, becomes the harness.
+"""The first program inside a sandbox: opens the gateway's port, drops its rights, becomes the harness.
 
 Runs as ``python -I -S -E entry.py UID CONTROL_FD PORT PROCESSES FILE_BYTES ADDRESS_BYTES CWD PROGRAM...``
-where -1 (0 for sizes and the port) means "leave it". It says over CONTROL_FD that the sandbox stands, and
-hands out the listening socket, which lives in the sandbox's network namespace: so the forwarding is done
-outside, where the harness cannot reach it and where a gateway that restarts is found again by its path.
-It then waits for a byte: no harness runs before its process ids are on record.
+where -1 (0 for sizes and the port) leaves a setting unchanged. Over CONTROL_FD it reports that the sandbox is
+ready and passes on the listening socket, which belongs to the sandbox's network namespace. Forwarding is thus
+done outside, out of the harness's reach, and a restarted gateway is found again by its path. It then waits
+for a byte, so that no harness runs before its process ids are recorded.
 """
 
 import os
@@ -25,37 +25,30 @@ def main() -> None:
         os.setresuid(uid, uid, uid)
     os.chdir(cwd)
     # After the change of user: a limit on processes counts those of the real user.
-    _limit(RLIMIT_CORE, 0)
-    _limit(RLIMIT_NOFILE, OPEN_FILES)
-    for kind, value in ((RLIMIT_NPROC, processes), (RLIMIT_FSIZE, file_bytes), (RLIMIT_AS, address_bytes)):
-        if value > 0:
-            _limit(kind, value)
+    limits = [(RLIMIT_CORE, 0), (RLIMIT_NOFILE, OPEN_FILES)]
+    optional = ((RLIMIT_NPROC, processes), (RLIMIT_FSIZE, file_bytes), (RLIMIT_AS, address_bytes))
+    limits += [(kind, value) for kind, value in optional if value > 0]
+    for kind, value in limits:
+        setrlimit(kind, (value, value))
     os.execvp(program[0], program)
 
 
-def _limit(kind: int, value: int) -> None:
-    setrlimit(kind, (value, value))
-
-
 def _report(control: int, port: int) -> None:
+    """Report readiness, with the listening socket if there is a port; return when the program may start."""
     if port:
-        _hand_out_listener(control, port)
+        import socket
+
+        with socket.socket(fileno=os.dup(control)) as channel, socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(128)
+            socket.send_fds(channel, [b"ready"], [listener.fileno()])
     else:
         os.write(control, b"ready")
     go = os.read(control, 1)
     os.close(control)
     if not go:
         raise SystemExit("its supervisor is gone")
-
-
-def _hand_out_listener(control: int, port: int) -> None:
-    import socket
-
-    with socket.socket(fileno=os.dup(control)) as channel, socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(128)
-        socket.send_fds(channel, [b"ready"], [listener.fileno()])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Scores a restored workspace in a fresh sandbox without any network.
+"""Score a restored workspace in a fresh sandbox without any network.
 
-The task's ``tests/test.sh`` writes ``/logs/verifier/reward.txt``. Everything but a number in [0, 1]
-that was there when the last process had gone is a failure of the evaluator, never a zero.
+The task's ``tests/test.sh`` writes ``/logs/verifier/reward.txt``. Unless that is a number in [0, 1] when the
+last process has ended, the evaluator has failed; a failure is never a zero.
 """
 
 import math
@@ -27,7 +27,7 @@ TESTS, VERIFIER = "/tests", "/logs/verifier"
 
 @dataclass(frozen=True)
 class EvaluationOutcome:
-    """A valid reward in [0, 1] with the end of what the evaluator printed."""
+    """A valid reward in [0, 1] with the end of the evaluator's output."""
 
     reward: float
     output_tail: str
@@ -35,7 +35,7 @@ class EvaluationOutcome:
 
 
 class EvaluationFailure(EvaluatorFailed):
-    """No valid reward, with what the evaluator printed last."""
+    """No valid reward, with the end of the evaluator's output."""
 
     def __init__(self, sentence: str, output_tail: str) -> None:
         super().__init__(sentence)
@@ -52,7 +52,7 @@ class Tail:
         self._data = (self._data + data)[-TAIL_BYTES:]
 
     def text(self) -> str:
-        """Postgres stores no NUL character."""
+        """Return the bytes as text without NUL characters, which Postgres cannot store."""
         return self._data.decode(errors="replace").replace("\0", "�")
 
 
@@ -87,7 +87,7 @@ def evaluate(
 
 
 def evaluation_spec(folder: Path, limit_s: float, limits: Limits) -> HarnessSpec:
-    """``bash /tests/test.sh`` in the workspace, without gateway."""
+    """Return the spec that runs ``bash /tests/test.sh`` in the workspace, without a gateway."""
     plain = isolation.probe() == isolation.PLAIN
     inside = {
         "workspace": isolation.WORKSPACE, "home": isolation.HOME, "tests": TESTS, "verifier": VERIFIER,
@@ -113,10 +113,10 @@ def evaluation_spec(folder: Path, limit_s: float, limits: Limits) -> HarnessSpec
 
 
 def _run(spec: HarnessSpec, folder: Path, tail: Tail, deadline: float) -> int:
-    """Run to the end of its last process; the exit code. Raises EvaluatorFailed at a limit."""
+    """Run to the end of the last process and return the exit code. Raises EvaluatorFailed at a limit."""
     document = spec.document()
     if spec.isolation != isolation.PLAIN:
-        # Read by the sandbox's own user, whatever rights the task's folder gives to others.
+        # The sandbox's user must read the tests, even if the task's folder gives others no permission.
         document["owned"] = [*document["owned"], str(folder / "tests")]
     with ExitStack() as stack:
         read, write = os.pipe()
@@ -144,9 +144,9 @@ def _run(spec: HarnessSpec, folder: Path, tail: Tail, deadline: float) -> int:
 
 
 def read_reward(path: Path, exit_code: int = 0) -> float:
-    """The number in a reward file. Raises EvaluatorFailed when it is not one in [0, 1].
+    """Return the number in a reward file. Raises EvaluatorFailed unless it is one in [0, 1].
 
-    The file was written by code that nobody trusts: links are not followed, pipes not waited for.
+    Untrusted code wrote the file, so links are not followed and pipes are not waited for.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -166,7 +166,7 @@ def read_reward(path: Path, exit_code: int = 0) -> float:
         raise EvaluatorFailed(f"the evaluator's reward is not a number: {text[:60]!r}") from None
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise EvaluatorFailed(f"the evaluator's reward {text[:60]} is not in [0, 1]")
-    # Other exit codes count for nothing: a script may end with that of its last test.
+    # Other exit codes are ignored: a script may end with that of its last test.
     if exit_code > watch.KILLED:
         signal = exit_code - watch.KILLED
         raise EvaluatorFailed(f"the evaluator was ended by signal {signal} after its reward")

@@ -1,7 +1,7 @@
-"""Start, attach to, look at and end the harness of an attempt. Every function may be called again.
+"""Start, attach to, poll and kill the harness of an attempt. Every function may be called again.
 
-Directory of an attempt: ``spec.json`` (0600, holds the token), ``status.json``, ``supervisor.lock``,
-``output.log``, ``workspace/``, ``home/``, ``provisioned.json``.
+An attempt's directory holds ``spec.json`` (0600, it contains the token), ``status.json``,
+``supervisor.lock``, ``output.log``, ``workspace/``, ``home/`` and ``provisioned.json``.
 """
 
 import fcntl
@@ -10,8 +10,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,20 +26,20 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one sandbox; 0 leaves a limit away. Bytes and counts."""
+    """Limits of one sandbox, in bytes and counts; 0 disables a limit."""
 
     memory_bytes: int = 2 << 30
-    """Of all its processes together, looked at each second; the address space of each, if limited."""
+    """For all its processes together, checked every second; also per process if ``address_space``."""
     processes: int = 256
     workspace_bytes: int = 1 << 30
-    """Of workspace and home together, looked at each second; also the largest file."""
+    """For workspace and home together, checked every second; also the size of the largest file."""
     address_space: bool = True
-    """Runtimes that reserve far more address space than they use (Node) cannot live with this limit."""
+    """Whether to limit address space; runtimes that reserve far more than they use (Node) need False."""
 
 
 @dataclass(frozen=True)
 class HarnessSpec:
-    """All that a supervisor needs to run one harness in one attempt's directory."""
+    """Everything a supervisor needs to run one harness in one attempt's directory."""
 
     directory: Path
     argv: list[str]
@@ -50,14 +48,14 @@ class HarnessSpec:
     time_limit_s: float
     limits: Limits = Limits()
     gateway_socket: str | None = None
-    """Unix socket of the gateway on this machine; None for a sandbox without any network."""
+    """Unix socket of the gateway on this machine; None gives the sandbox no network at all."""
     read_only: list[list[str]] = field(default_factory=list[list[str]])
     writable: list[list[str]] = field(default_factory=list[list[str]])
-    """``[path on this machine, path inside]``; each becomes the property of the sandbox's user."""
+    """``[path on this machine, path inside]``; the sandbox's user becomes the owner of each."""
     isolation: str = field(default_factory=isolation.probe)
 
     def document(self) -> dict[str, Any]:
-        """What ``spec.json`` holds and ``spawn.start`` takes."""
+        """Return the content of ``spec.json``, which ``spawn.start`` takes."""
         limits = self.limits
         return {
             "argv": self.argv,
@@ -80,9 +78,10 @@ class HarnessSpec:
 
 @dataclass(frozen=True)
 class HarnessStatus:
-    """``state`` is ``absent`` (never started), ``starting``, ``running`` or ``exited``."""
+    """Current state of a harness and, once it has exited, how it ended."""
 
     state: str
+    """``absent`` (never started), ``starting``, ``running`` or ``exited``."""
     end_reason: EndReason | None = None
     exit_code: int | None = None
     failure: str | None = None
@@ -90,7 +89,7 @@ class HarnessStatus:
 
 
 def slug(identifier: str) -> str:
-    """An id as the name of a directory."""
+    """Return an id in a form that serves as the name of a directory."""
     return identifier.removeprefix("run/").replace("/", "-")
 
 
@@ -99,18 +98,20 @@ def attempt_directory(state_dir: str | Path, attempt: str) -> Path:
 
 
 def start_or_attach(spec: HarnessSpec) -> HarnessStatus:
-    """Start the harness unless it was started before; either way return what it is doing now.
+    """Start the harness unless it was started before; either way return its current status.
 
     A harness whose supervisor died is not started again: its end is final for the attempt.
     Raises SandboxFailed when the supervisor cannot be started.
     """
     spec.directory.mkdir(parents=True, exist_ok=True)
-    with _starting(spec.directory):
+    with open(spec.directory / "start.lock", "a", opener=_open_private) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one caller at a time decides whether to start
         status = poll(spec.directory)
         if status.state != "absent":
             return status
-        _write_private(spec.directory / "spec.json", json.dumps(spec.document()))
-        # -I and -S: no site-packages, no user's environment; the import path is this repository alone.
+        with open(spec.directory / "spec.json", "w", opener=_open_private) as file:
+            json.dump(spec.document(), file)
+        # -I and -S: no site-packages and no user's environment; only this repository is importable.
         code = f"import sys; sys.path.append({str(REPOSITORY)!r}); from sandbox.supervise import main"
         command = [isolation.python(), "-I", "-S", "-E", "-c", f"{code}; main(sys.argv[1])"]
         try:
@@ -122,12 +123,12 @@ def start_or_attach(spec: HarnessSpec) -> HarnessStatus:
 
 
 def poll(directory: Path) -> HarnessStatus:
-    """What the harness of a directory is doing. One whose supervisor is gone has ended as SANDBOX_LOST."""
+    """Return the status of a directory's harness. Without its supervisor it has ended as SANDBOX_LOST."""
     status = _read(directory)
     if status is None:
         return HarnessStatus("absent")
     if status["state"] != "exited" and not supervised(directory):
-        # It may have written its end between the two looks; after the lock is free nothing is written.
+        # It may have written its end after the first read; once the lock is free nothing is written.
         status = _read(directory) or status
     if status["state"] != "exited":
         if supervised(directory):
@@ -144,7 +145,7 @@ def poll(directory: Path) -> HarnessStatus:
 
 
 def kill(directory: Path) -> HarnessStatus:
-    """End every process of the harness and return when none is left, or at once if there is none.
+    """End every process of the harness; return when none is left, or at once if none exists.
 
     Raises SandboxFailed when one survives SIGKILL.
     """
@@ -159,7 +160,7 @@ def kill(directory: Path) -> HarnessStatus:
 
 
 def supervised(directory: Path) -> bool:
-    """Whether a supervisor holds the directory's lock."""
+    """Return whether a supervisor holds the directory's lock."""
     try:
         lock = os.open(directory / "supervisor.lock", os.O_RDWR)
     except FileNotFoundError:
@@ -188,7 +189,7 @@ def _stop_supervisor(directory: Path) -> None:
 
 
 def _end_orphans(directory: Path, status: dict[str, Any]) -> None:
-    """The supervisor was killed. Its sandbox dies with it; make sure."""
+    """End the sandbox of a killed supervisor: bubblewrap dies with it, but plain processes do not."""
     if status.get("mark"):
         spawn.end_plain(status["sandbox_pid"], status["mark"])
     sandbox = _recorded(status, "sandbox")
@@ -213,18 +214,5 @@ def _read(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-@contextmanager
-def _starting(directory: Path) -> Iterator[None]:
-    """Only one caller at a time decides whether to start."""
-    lock = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _write_private(path: Path, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,8 +1,8 @@
-"""What a sandbox is made of: the bubblewrap command line, the real user of each sandbox, and the probe.
+"""Means of isolation: the bubblewrap command line, one real user per sandbox, and the probe.
 
-As root each sandbox gets a real user id of its own (limits on processes do not bind root, not even
-under a mapped id), then a user namespace in which no further one can be made. As a plain user
-bubblewrap makes the user namespace itself. Without bubblewrap the harness is a plain process.
+Run as root, each sandbox gets its own real user id (limits on processes do not bind root, not even under a
+mapped id), then a user namespace in which no further one can be created. Run as a plain user, bubblewrap
+creates the user namespace itself. Without bubblewrap the harness is a plain process.
 """
 
 import functools
@@ -17,7 +17,7 @@ PLAIN = "plain"
 FIRST_UID = 60000
 NUM_UIDS = 4096
 PORT = 8377
-"""Of the gateway inside a sandbox's own network namespace."""
+"""Port of the gateway inside a sandbox's own network namespace."""
 TMP_BYTES = 256 << 20
 
 WORKSPACE = "/workspace"
@@ -35,7 +35,7 @@ NOT_ISOLATED = (
 
 
 def python() -> str:
-    """The interpreter itself, not a virtual environment's link to it."""
+    """Return the path of the interpreter itself, not of a virtual environment's link to it."""
     return os.path.realpath(sys.executable)
 
 
@@ -45,7 +45,7 @@ def python_prefix() -> str:
 
 @functools.cache
 def probe() -> str:
-    """The strongest isolation that works here, found by running it once. Warns if there is none."""
+    """Return the strongest isolation that works here, found by running it once. Warns if none works."""
     import shutil
     import warnings
 
@@ -74,9 +74,9 @@ def _works(kind: str) -> bool:
 
 
 def claim_uid() -> tuple[int, socket.socket]:
-    """A user id that no other sandbox of this machine has, held while the socket is open.
+    """Return a user id that no other sandbox of this machine has, claimed while the socket is open.
 
-    The claim is an abstract Unix socket: the kernel gives it back when its holder dies, however it dies.
+    The claim is an abstract Unix socket: the kernel frees it when its holder dies, however it dies.
     """
     for offset in range(NUM_UIDS):
         uid = FIRST_UID + (os.getpid() + offset) % NUM_UIDS
@@ -91,10 +91,10 @@ def claim_uid() -> tuple[int, socket.socket]:
 
 
 def bwrap_options(*, uid: int, read_only: list[list[str]], writable: list[list[str]], cwd: str) -> list[str]:
-    """Options of bubblewrap up to ``--``. ``uid`` is the real id to be taken later, -1 for a plain user.
+    """Return bubblewrap's options up to ``--``. ``uid`` is the real id taken later, -1 for a plain user.
 
-    ``read_only`` and ``writable`` are ``[path on this machine, path inside]``; nothing else of this
-    machine is visible but /usr, a few files of /etc and the interpreter.
+    ``read_only`` and ``writable`` are ``[path on this machine, path inside]``. Nothing else of this machine
+    is visible except /usr, a few files of /etc and the interpreter.
     """
     options = ["--die-with-parent", "--new-session", "--hostname", "sandbox"]
     options += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try"]
@@ -107,7 +107,10 @@ def bwrap_options(*, uid: int, read_only: list[list[str]], writable: list[list[s
     options += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/dev/shm"]
     options += ["--perms", "0755", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
     for folder in SYSTEM_FOLDERS:
-        options += _system_folder(folder)
+        if os.path.islink(folder):
+            options += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            options += ["--ro-bind", folder, folder]
     made: set[str] = {"/", "/usr", "/tmp", "/var"}
     binds = [["--ro-bind-try", path, path] for path in ETC]
     binds += [["--ro-bind", os.path.join(os.path.dirname(__file__), "entry.py"), ENTRY]]
@@ -119,14 +122,8 @@ def bwrap_options(*, uid: int, read_only: list[list[str]], writable: list[list[s
     return [*options, "--chdir", cwd]
 
 
-def _system_folder(folder: str) -> list[str]:
-    if os.path.islink(folder):
-        return ["--symlink", os.readlink(folder), folder]
-    return ["--ro-bind", folder, folder] if os.path.isdir(folder) else []
-
-
 def _parents(path: str, made: set[str]) -> list[str]:
-    """Make the parents of a mount point readable: bubblewrap makes them for its own user alone."""
+    """Return options that create readable parents; bubblewrap would make them private to its user."""
     options: list[str] = []
     parts = path.strip("/").split("/")[:-1]
     for depth in range(1, len(parts) + 1):
@@ -141,13 +138,13 @@ def entry_argv(
     *, uid: int, cwd: str, control: int = -1, port: int = 0, processes: int = 0, file_bytes: int = 0,
     address_bytes: int = 0, entry: str = ENTRY,
 ) -> list[str]:  # fmt: skip
-    """The command line of ``entry.py``; the program follows it."""
+    """Return the command line of ``entry.py``, which the program's own follows."""
     numbers = (uid, control, port, processes, file_bytes, address_bytes)
     return [python(), "-I", "-S", "-E", entry, *map(str, numbers), cwd]
 
 
 def inner_argv(kind: str, cwd: str) -> list[str]:
-    """For a real user id: a user namespace of the sandbox's own, the last one that can be made in it."""
+    """Return the prefix that gives a real user id a user namespace, the last that can be created in it."""
     if kind != BWRAP_USERNS or os.geteuid() != 0:
         return []
     return ["bwrap", "--unshare-user", "--disable-userns", "--dev-bind", "/", "/", "--chdir", cwd, "--"]

@@ -1,4 +1,4 @@
-"""Where a harness's program is on this machine, and what a sandbox must see for it to run."""
+"""Find a harness's program on this machine and the folders that a sandbox must mount to run it."""
 
 import shlex
 import shutil
@@ -8,24 +8,24 @@ from pathlib import Path
 from gyre.contracts.errors import BadInput
 
 LINE_BYTES = 5000
-"""A path has 4096 at most."""
+"""Longest first line that is read; a path has at most 4096 bytes."""
 ROOT = Path("/")
 
 
 @dataclass(frozen=True)
 class Program:
-    """``path`` below ``folder``; a script also needs its interpreter's folders."""
+    """A program at ``path`` below ``folder``; a script also needs its interpreter's folders."""
 
     path: Path
     folder: Path
     node: Path | None = None
     """The prefix of a Node installation."""
     python: tuple[Path, ...] = ()
-    """A virtual environment and the installation under it, which work at their own paths only."""
+    """A virtual environment and its base installation, which work only at their own paths."""
 
 
 def find(wanted: str, whose: str, advice: str) -> Program:
-    """The program with that name or path, and what it needs. Raises BadInput, naming ``whose`` it is."""
+    """Return a program by name or path, and what it needs. Raises BadInput that names ``whose`` it is."""
     found = shutil.which(wanted)
     if found is None:
         raise BadInput(f"{whose}: no program {wanted!r} ({advice})")
@@ -33,16 +33,21 @@ def find(wanted: str, whose: str, advice: str) -> Program:
     interpreter = _interpreter(path)
     if interpreter is None:
         return Program(path, path.parent)
-    if interpreter.name == "node":
-        return Program(path, _packages(path), node=_node(whose))
-    return Program(path, path.parent, python=_python(interpreter, whose))
+    if interpreter.name != "node":
+        return Program(path, path.parent, python=_python(interpreter, whose))
+    node = shutil.which("node")
+    if node is None:
+        raise BadInput(f"{whose} needs Node: no program 'node' on PATH")
+    # The folder of every package it may load: the outermost node_modules, else its own folder.
+    modules = (above for above in reversed(path.parents) if above.name == "node_modules")
+    return Program(path, next(modules, path.parent), node=Path(node).resolve().parent.parent)
 
 
 def _interpreter(program: Path) -> Path | None:
-    """What a script's first line names, Node or a Python; None for a native program or a shell script.
+    """Return the Node or Python that a script's first line names; None for any other program.
 
-    Where a path is too long for a first line or has a space, pip has a shell start it in the second one:
-    ``'''exec' "/the path/python" "$0" "$@"``, which Python reads as the beginning of a text.
+    If the path is too long for a first line or has a space, pip lets a shell start it in the second line,
+    ``'''exec' "/the path/python" "$0" "$@"``, which Python reads as the beginning of a string.
     """
     with program.open("rb") as file:
         first, second = file.readline(LINE_BYTES), file.readline(LINE_BYTES)
@@ -55,23 +60,11 @@ def _interpreter(program: Path) -> Path | None:
     return next((word for word in named if word.name == "node" or word.name.startswith("python")), None)
 
 
-def _packages(program: Path) -> Path:
-    """The folder of all packages it may load: the outermost ``node_modules``, else its own folder."""
-    return next(
-        (above for above in reversed(program.parents) if above.name == "node_modules"), program.parent
-    )
-
-
-def _node(whose: str) -> Path:
-    node = shutil.which("node")
-    if node is None:
-        raise BadInput(f"{whose} needs Node: no program 'node' on PATH")
-    return Path(node).resolve().parent.parent
-
-
 def _python(interpreter: Path, whose: str) -> tuple[Path, ...]:
-    """Nothing for ``/usr/bin/env python3``: that is the sandbox's own. Raises BadInput where a sandbox would
-    have to see all of this machine."""
+    """Return the folders that a Python needs; none for ``/usr/bin/env python3``, the sandbox's own.
+
+    Raises BadInput if the sandbox would have to see all of this machine.
+    """
     if not interpreter.is_absolute():
         return ()
     prefix = interpreter.parent.parent

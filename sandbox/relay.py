@@ -1,8 +1,9 @@
-"""Forwards the connections of a sandbox to the gateway's Unix socket: bytes, never looked into.
+"""Relay between a sandbox and the gateway; our own on bare poll(), because it must not load asyncio.
 
-The gateway is found by its path at each connection, so one that was restarted is found again; while
-it is away connections are held and tried again rather than refused, because a harness gives up sooner
-than a gateway needs to come back.
+It forwards the connections of a sandbox to the gateway's Unix socket as bytes and never reads them. Each
+connection looks up the gateway by its path, so a restarted gateway is found again. While the gateway is away,
+connections are held and retried rather than refused, because a harness gives up sooner than a gateway needs
+to come back.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 CHUNK_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 20
-"""Read no more from one side while the other has this much to take."""
+"""Backpressure: stop reading from one side while this much waits to be written to the other."""
 HOLD_S = 120.0
 RETRY_S = 0.2
 MAX_CONNECTIONS = 256
@@ -33,9 +34,9 @@ class _Pair:
 
 
 class Relay:
-    """Non-blocking; driven by the poll loop of ``watch``.
+    """Non-blocking forwarder driven by the poll loop of ``watch``.
 
-    ``poll`` is the loop's; ``handlers`` maps a descriptor to what is called with its events.
+    ``poll`` belongs to that loop; ``handlers`` maps a descriptor to the function called with its events.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Relay:
 
     @property
     def retry_s(self) -> float | None:
-        """How soon ``retry`` wants to be called; None while nobody waits for the gateway."""
+        """Seconds until ``retry`` should be called; None while no connection waits for the gateway."""
         return RETRY_S if self._waiting else None
 
     def retry(self) -> None:
-        """Try the gateway again for those that wait, and let go of those that waited too long."""
+        """Try the gateway again for waiting connections, and drop those that have waited too long."""
         waiting, self._waiting = self._waiting, []
         for pair in waiting:
             if time.monotonic() - pair.since > HOLD_S:
@@ -64,6 +65,7 @@ class Relay:
                 self._connect(pair)
 
     def close(self) -> None:
+        """Close every connection and stop polling the listener, which its owner closes."""
         for pair in list(self._pairs):
             self._drop(pair)
         self._forget(self._listener)
@@ -86,21 +88,18 @@ class Relay:
         try:
             _connect_by_path(gateway, self._target)
         except OSError:
-            # Not there, or its queue is full: it comes back or it has room soon.
+            # The gateway is away or its queue is full; either passes.
             gateway.close()
             self._waiting.append(pair)
             return
         pair.sides[GATEWAY] = gateway
-        for side in (CLIENT, GATEWAY):
-            self._watch(pair, side)
-
-    def _watch(self, pair: _Pair, side: int) -> None:
-        sock = pair.sides[side]
-        assert sock is not None
-        self._handlers[sock.fileno()] = lambda events: self._step(pair, side, events)
-        self._poll.register(sock.fileno(), READ)
+        for side, sock in enumerate(pair.sides):
+            assert sock is not None
+            self._handlers[sock.fileno()] = lambda events, side=side: self._step(pair, side, events)
+            self._poll.register(sock.fileno(), READ)
 
     def _step(self, pair: _Pair, side: int, events: int) -> None:
+        """Do what the events of one side allow, then set what each side is polled for."""
         gone = events & select.POLLERR or (events & select.POLLHUP and pair.ended[side])
         try:
             if gone:
@@ -113,7 +112,18 @@ class Relay:
         except OSError:
             self._drop(pair)
             return
-        self._settle(pair)
+        if pair.ended[GATEWAY] and not pair.pending[CLIENT]:
+            self._drop(pair)  # a connection ends when the gateway's side does
+            return
+        for other, sock in enumerate(pair.sides):
+            assert sock is not None
+            room = len(pair.pending[1 - other]) < BUFFER_BYTES
+            wanted = (READ if room and not pair.ended[other] else 0) | (WRITE if pair.pending[other] else 0)
+            # poll reports a hang-up even if it is not asked for, so an idle side must not be polled at all.
+            if wanted:
+                self._poll.register(sock.fileno(), wanted)
+            else:
+                self._unregister(sock)
 
     def _read(self, pair: _Pair, side: int) -> None:
         sock = pair.sides[side]
@@ -127,7 +137,7 @@ class Relay:
         self._flush(pair, 1 - side)
 
     def _flush(self, pair: _Pair, side: int) -> None:
-        """Write what waits for a side; pass on that the other one has ended once all is written."""
+        """Write pending data to a side; once all is written, pass on that the other side has ended."""
         sock, data = pair.sides[side], pair.pending[side]
         assert sock is not None
         if data:
@@ -135,21 +145,6 @@ class Relay:
                 del data[: sock.send(data)]
         if not data and pair.ended[1 - side]:
             sock.shutdown(socket.SHUT_WR)
-
-    def _settle(self, pair: _Pair) -> None:
-        """Ask the loop for what each side can do next. The gateway's end ends the pair."""
-        if pair.ended[GATEWAY] and not pair.pending[CLIENT]:
-            self._drop(pair)
-            return
-        for side, sock in enumerate(pair.sides):
-            assert sock is not None
-            room = len(pair.pending[1 - side]) < BUFFER_BYTES
-            wanted = (READ if room and not pair.ended[side] else 0) | (WRITE if pair.pending[side] else 0)
-            # A hang-up is reported whether asked for or not: what wants nothing is not polled at all.
-            if wanted:
-                self._poll.register(sock.fileno(), wanted)
-            else:
-                self._unregister(sock)
 
     def _drop(self, pair: _Pair) -> None:
         self._pairs.discard(pair)
@@ -170,7 +165,7 @@ class Relay:
 
 
 def _connect_by_path(sock: socket.socket, path: str) -> None:
-    """Connect although the path may be longer than the 107 bytes that a socket address holds."""
+    """Connect to a path that may be longer than the 107 bytes that a socket address holds."""
     if len(os.fsencode(path)) < 108:
         sock.connect(path)
         return

@@ -1,4 +1,4 @@
-"""Capture and restore: a deterministic tar + zstd of a workspace that nobody writes to any more."""
+"""Capture and restore: a deterministic tar + zstd of a workspace after its last writer has ended."""
 
 import errno
 import hashlib
@@ -19,23 +19,23 @@ LEVEL = 3
 FORMAT = 1
 CHUNK_BYTES = 1 << 20
 HOST_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Say nothing of the workspace, and may pass."""
+"""Errors that are the machine's fault, not the workspace's, and that may pass."""
 MODE_BITS = 0o777
-"""Set-user-id bits and the like are not kept."""
+"""Permission bits that are kept; set-user-id and the like are dropped."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an archive holds and what it does not."""
+    """Contents of an archive, and the paths it leaves out."""
 
     num_files: int
     """Regular files and links."""
     num_bytes: int
-    """Of the files, unpacked."""
+    """Size of the files, unpacked."""
     sha256: str
-    """Of the archive; equal workspaces give equal archives."""
+    """SHA-256 of the archive; equal workspaces give equal archives."""
     skipped: list[str]
-    """``path: why``, at most 100 of them."""
+    """``path: reason``, at most 100 of them."""
     num_skipped: int
     files: str = "captured"
     processes: str = "not captured"
@@ -51,7 +51,7 @@ def capture(
     """Write the archive of a workspace to ``out``. Links are kept and never followed.
 
     Raises WorkspaceUnusable if it is missing, cannot be read or its files claim more than ``max_bytes``,
-    SnapshotFailed if this machine fails meanwhile, and the deadline's error when it is over.
+    SnapshotFailed if this machine fails, and the deadline's error once it has passed.
     """
     if not workspace.is_dir():
         raise WorkspaceUnusable(f"there is no workspace at {workspace.name} to capture")
@@ -85,7 +85,7 @@ def capture(
 
 
 def _entry(path: Path, workspace: Path) -> tarfile.TarInfo | None:
-    """The normalised header of a path; None for sockets, pipes and devices."""
+    """Return the normalized header of a path, or None for sockets, pipes and devices."""
     status = path.lstat()
     entry = tarfile.TarInfo(os.fspath(path.relative_to(workspace)))
     entry.mode = stat.S_IMODE(status.st_mode) & MODE_BITS
@@ -113,8 +113,8 @@ def _add(archive: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
 def restore(archive: Path, folder: Path) -> None:
     """Unpack an archive into a new or empty folder. Raises SnapshotFailed for one that is not ours.
 
-    Nothing is written outside the folder whatever the archive says: names are relative without "..",
-    files are made afresh, and links are made last, when nothing is written through them any more.
+    No archive can write outside the folder: names must be relative and without "..", existing files are not
+    opened, and links are created last, when nothing is written through them any more.
     """
     folder.mkdir(parents=True, exist_ok=True)
     links: list[tarfile.TarInfo] = []
@@ -138,7 +138,7 @@ def restore(archive: Path, folder: Path) -> None:
                     raise SnapshotFailed(f"archive entry {entry.name!r} is neither file, folder nor link")
         for entry in links:
             os.symlink(entry.linkname, _inside(folder, entry.name))
-        # Deepest first, so that a folder without rights does not hide those below it.
+        # Deepest first, so that a folder without permissions does not hide those below it.
         for entry in reversed(folders):
             _inside(folder, entry.name).chmod(entry.mode & MODE_BITS)
     except (OSError, EOFError, tarfile.TarError, zstandard.ZstdError) as error:

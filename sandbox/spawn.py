@@ -1,4 +1,4 @@
-"""Starts one sandbox and ends it for certain. Standard library only; used by supervisor and evaluator."""
+"""Start a sandbox and guarantee its teardown. Standard library only; used by supervisor and evaluator."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from sandbox import isolation
 START_S = 20.0
 GONE_S = 10.0
 MARK = "GYRE_SANDBOX"
-"""Environment variable by which a plain process's descendants are found."""
+"""Environment variable that marks the descendants of a plain process, so that they can be found."""
 
 
 class Sandbox:
-    """A started sandbox: ``bwrap`` is its monitor here, ``init`` the first process of its namespace.
+    """A started sandbox: ``pid`` is its monitor outside, ``init`` the first process of its namespace.
 
     ``gateway`` is the listening socket of 127.0.0.1:PORT inside, or None. The program starts at
-    ``release``; until then its starter can record what has to be ended.
+    ``release``; until then the caller can record the processes that must be ended.
     """
 
     def __init__(
@@ -30,18 +30,20 @@ class Sandbox:
         self.gateway: socket.socket | None = None
         self.exit_code: int | None = None
         self.pidfd = os.pidfd_open(pid)
-        # Gone already when the program was very short; then there is nothing to watch either.
-        self.initfd = _pidfd(init)
+        self.initfd: int | None = None
+        # A very short program may be gone already; then there is nothing to watch either.
+        with contextlib.suppress(ProcessLookupError):
+            self.initfd = os.pidfd_open(init)
         self._claim = claim
         self._reaped = False
 
     def release(self) -> None:
-        """Let the program start. If the sandbox has ended meanwhile, ``reap`` tells."""
+        """Let the program start. If the sandbox has already ended, ``reap`` returns True."""
         with contextlib.suppress(ConnectionError):
             self._channel.send(b"g")
 
     def reap(self) -> bool:
-        """Collect the exit code if the program has ended. 128 + n for signal n."""
+        """Return whether the program has ended, and collect its exit code: 128 + n for signal n."""
         if not self._reaped:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -52,8 +54,8 @@ class Sandbox:
     def end(self) -> None:
         """Kill every process of the sandbox and return when none is left.
 
-        Raises SandboxFailed if one is still there after ten seconds. The kernel ends a namespace's
-        first process only after all the others, so its end is the end of all.
+        Raises SandboxFailed if one is still alive after ten seconds. The kernel lets the first process of a
+        PID namespace end only after all the others, so its end proves theirs.
         """
         if self.kind == isolation.PLAIN:
             end_plain(self.pid, self.mark)
@@ -68,7 +70,7 @@ class Sandbox:
         self.reap()
 
     def close(self) -> None:
-        """Give back descriptors and the user id. Only after ``end``."""
+        """Release descriptors and the user id. Call it only after ``end``."""
         for pidfd in (self.initfd, self.pidfd):
             if pidfd is not None:
                 os.close(pidfd)
@@ -81,7 +83,7 @@ class Sandbox:
 def start(spec: dict[str, Any], directory: str, output: int) -> Sandbox:
     """Start the program of a spec (see ``HarnessSpec``) with ``output`` as its stdout and stderr.
 
-    Raises SandboxFailed when isolation could not be set up; nothing is left running then.
+    Raises SandboxFailed when isolation cannot be set up; nothing is left running then.
     """
     uid, claim = -1, None
     if spec["isolation"] != isolation.PLAIN and os.geteuid() == 0:
@@ -112,9 +114,11 @@ def _start_bwrap(
     with contextlib.ExitStack() as stack:
         info_read, info_write = os.pipe()
         stack.callback(os.close, info_read)
-        # By descriptor: a command line is readable inside, and would tell paths of this machine.
-        options_fd = _memory(b"\0".join(map(os.fsencode, options)))
+        # In a memory file, because a command line is readable inside and would show this machine's paths.
+        options_fd = os.memfd_create("bwrap-options")
         stack.callback(os.close, options_fd)
+        os.write(options_fd, b"\0".join(map(os.fsencode, options)))
+        os.lseek(options_fd, 0, os.SEEK_SET)
         argv = ["bwrap", "--args", str(options_fd), "--info-fd", str(info_write), "--"]
         argv += isolation.entry_argv(uid=uid, cwd=spec["cwd"], control=control, port=port, **spec["limits"])
         argv += isolation.inner_argv(spec["isolation"], spec["cwd"]) + spec["argv"]
@@ -143,8 +147,8 @@ def _start_plain(
 def _spawn(
     argv: list[str], env: dict[str, str], output: int, inherited: list[int], *, own_session: bool = False
 ) -> int:
-    # posix_spawn, not fork: the evaluator calls this from a big process with many threads. A dup2 of
-    # a descriptor onto itself lets the child inherit it without making it inheritable here.
+    # posix_spawn, not fork: the evaluator calls this from a large process with many threads. A dup2 of a
+    # descriptor onto itself makes only the child inherit it, not every process started here meanwhile.
     actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited]
@@ -155,7 +159,7 @@ def _spawn(
 
 
 def give(folder: str, uid: int) -> None:
-    """Make a tree the property of a sandbox's user. Links are changed, never followed."""
+    """Give a tree to a sandbox's user. Links themselves change owner and are never followed."""
     os.chown(folder, uid, uid, follow_symlinks=False)
     for path, folders, files in os.walk(folder):
         for name in folders + files:
@@ -163,7 +167,7 @@ def give(folder: str, uid: int) -> None:
 
 
 def _identity(folder: str, uid: int) -> list[list[str]]:
-    """Files of /etc that name the sandbox's user and hosts, made for it."""
+    """Write the files of /etc that name the sandbox's user and hosts; return their mounts."""
     os.makedirs(folder, exist_ok=True)
     texts = {
         "passwd": f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{uid}:{uid}::{isolation.HOME}:/bin/sh\n",
@@ -178,15 +182,8 @@ def _identity(folder: str, uid: int) -> list[list[str]]:
     return [[os.path.join(folder, name), f"/etc/{name}"] for name in texts]
 
 
-def _memory(content: bytes) -> int:
-    fd = os.memfd_create("bwrap-options")
-    os.write(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
 def _read_init(fd: int) -> int | None:
-    """``child-pid`` of bubblewrap's info document; None when it died without one."""
+    """Return ``child-pid`` from bubblewrap's info document, or None if it died without writing one."""
     import json
 
     text = b""
@@ -201,14 +198,14 @@ def _read_init(fd: int) -> int | None:
 
 
 def _await_entry(channel: socket.socket, sandbox: Sandbox) -> None:
-    """Wait until ``entry.py`` runs inside, and take the gateway's listening socket from it."""
+    """Wait until ``entry.py`` runs inside, and receive the gateway's listening socket from it."""
     channel.settimeout(START_S)
     try:
         message, fds, _, _ = socket.recv_fds(channel, 16, 1)
     except OSError:
         message, fds = b"", []
     if not message:
-        # What bubblewrap has to say comes with its own end.
+        # Only once bubblewrap has ended is its error message complete and its exit code known.
         _ended(sandbox.pidfd, START_S)
         sandbox.reap()
         sandbox.end()
@@ -218,19 +215,12 @@ def _await_entry(channel: socket.socket, sandbox: Sandbox) -> None:
     sandbox.gateway = socket.socket(fileno=fds[0]) if fds else None
 
 
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-
-
 def _ended(pidfd: int, timeout_s: float) -> bool:
     return bool(select.select([pidfd], [], [], timeout_s)[0])
 
 
 def end_plain(pid: int, mark: str) -> None:
-    """Without a namespace: the session's group, then whatever still carries the mark."""
+    """End a sandbox without a namespace: its process group, then every process that carries the mark."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     needle = f"{MARK}={mark}\0".encode()

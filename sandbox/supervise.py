@@ -1,9 +1,9 @@
 """The supervisor of one harness: ``python -m sandbox.supervise DIR``.
 
-It detaches, holds ``supervisor.lock`` while it lives (so that nobody has to trust a process id), starts
-the sandbox that ``spec.json`` describes, forwards its model calls, enforces the time limit and the
-caps whether or not a worker is alive, and writes how it ended to ``status.json``. Standard library
-only, imported in milliseconds.
+It detaches and holds ``supervisor.lock`` for as long as it lives, so that its life can be checked without
+trusting a process id. It starts the sandbox that ``spec.json`` describes, forwards its model calls, enforces
+the time limit and the caps whether or not a worker is alive, and writes the outcome to ``status.json``.
+Standard library only, imported in milliseconds, because there is one per execution.
 """
 
 import fcntl
@@ -20,11 +20,11 @@ from gyre.host.processes import boot_id, identify
 from sandbox import spawn, watch
 
 LOG_BYTES = 512 << 10
-"""``output.log`` and ``output.log.1`` hold at most this much each."""
+"""Largest size of ``output.log`` and of ``output.log.1``."""
 
 
 class OutputLog:
-    """The harness's output: the newest LOG_BYTES to twice as many."""
+    """Log of the harness's output that keeps its last LOG_BYTES to 2 LOG_BYTES."""
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "output.log")
@@ -42,7 +42,7 @@ class OutputLog:
 
 
 def write_status(directory: str, status: dict[str, Any]) -> None:
-    """Replace ``status.json`` at once: a reader sees the old one or the new one."""
+    """Replace ``status.json`` atomically: a reader sees the old one or the new one."""
     path = os.path.join(directory, "status.json")
     with open(path + ".new", "w") as file:
         json.dump(status, file)
@@ -52,7 +52,7 @@ def write_status(directory: str, status: dict[str, Any]) -> None:
 def main(directory: str) -> None:
     """Detach and supervise. Returns in the calling process once ``status.json`` says "starting".
 
-    A second supervisor of the same directory, or one that comes after the end, does nothing.
+    A second supervisor of the same directory does nothing, nor does one that comes after the end.
     """
     lock = os.open(os.path.join(directory, "supervisor.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -71,7 +71,7 @@ def main(directory: str) -> None:
         with open(os.path.join(directory, "spec.json")) as file:
             spec = json.load(file)
         _supervise(directory, spec, status)
-    except Exception as error:  # the boundary of this process: whatever it is becomes the status
+    except Exception as error:  # the boundary of this process: any error becomes the status
         traceback.print_exc()
         sentence = str(error) if isinstance(error, SandboxFailed) else f"supervisor: {error!r}"
         ended = {"state": "exited", "end_reason": "sandbox_lost", "exit_code": None, "failure": sentence}
@@ -117,7 +117,7 @@ def _identity_keys(name: str, pid: int) -> dict[str, int | None]:
 
 
 def _stop_requests() -> int:
-    """A descriptor that becomes readable when SIGTERM or SIGINT asks this process to end its sandbox."""
+    """Return a descriptor that becomes readable when SIGTERM or SIGINT asks to end the sandbox."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)

@@ -1,4 +1,4 @@
-"""Follows a running sandbox to its end: output, forwarding, time limit, memory and disk caps."""
+"""Follow a running sandbox to its end: output, forwarding, time limit, memory and disk caps."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ from sandbox.spawn import Sandbox
 
 CHECK_S = 1.0
 CHECK_SHARE = 100
-"""A check waits this many times as long as the last one took: a large workspace costs 1 % of a core."""
+"""Ratio of waiting to checking, so that checking a large workspace costs at most 1 % of a core."""
 READ_BYTES = 1 << 16
 KILLED = 128
-"""Exit codes above it are deaths by signal."""
+"""Exit codes above this one are deaths by signal."""
 STOP_PATIENCE_S = 0.5
-"""Who ends everything at once may reach the sandbox before its supervisor: the request comes next."""
+"""Time for a stop request to follow the signal: whoever ends everything may reach the sandbox first."""
 
 EXITED, TIME_LIMIT, CANCELLED = "exited", "time_limit", "cancelled"
 
@@ -31,10 +31,10 @@ def follow(
     deadline: float,
     stop: int | None = None,
 ) -> tuple[str, str | None]:
-    """Return (end reason, failure sentence) when the sandbox's program has ended or must end.
+    """Return (end reason, failure sentence) when the sandbox's program has ended or must be ended.
 
-    ``output`` is the read end of its stdout and stderr, ``deadline`` a ``time.monotonic()`` value,
-    ``stop`` a descriptor that becomes readable when somebody asks to stop. Ends nothing itself.
+    ``output`` is the read end of its stdout and stderr, ``deadline`` a ``time.monotonic()`` value, ``stop`` a
+    descriptor that becomes readable when a stop is requested. Ending the sandbox is left to the caller.
     """
     poll = select.poll()
     handlers: dict[int, Callable[[int], None]] = {}
@@ -79,7 +79,7 @@ def _loop(
         if stop is not None and stop in ready:
             return CANCELLED, None
         for fd, event in events:
-            # A handler of this round may have closed another's descriptor.
+            # An earlier handler of this round may have closed the descriptor.
             if handler := handlers.get(fd):
                 handler(event)
         if relay is not None and relay.retry_s is not None:
@@ -87,7 +87,7 @@ def _loop(
 
 
 def _was_stopped(sandbox: Sandbox, stop: int | None) -> bool:
-    """Whether a sandbox that has ended was asked to: half-done work must not pass for finished."""
+    """Return whether a stop was requested of an ended sandbox: half-done work must not pass for finished."""
     if stop is None:
         return False
     by_signal = sandbox.exit_code is not None and sandbox.exit_code > KILLED
@@ -105,7 +105,7 @@ def _read_output(fd: int, on_output: Callable[[bytes], None], poll: "select.poll
 
 
 def drain(fd: int, on_output: Callable[[bytes], None]) -> None:
-    """Read what is left without waiting for more."""
+    """Read what is left in a pipe without waiting for more."""
     os.set_blocking(fd, False)
     with contextlib.suppress(BlockingIOError):
         while data := os.read(fd, READ_BYTES):
@@ -113,10 +113,10 @@ def drain(fd: int, on_output: Callable[[bytes], None]) -> None:
 
 
 def over_limit(sandbox: Sandbox, spec: dict[str, Any]) -> str | None:
-    """One sentence when the sandbox holds more memory or disk than it may."""
+    """Return one sentence if the sandbox holds more memory or disk than it may, else None."""
     caps = spec["caps"]
     processes = descendants(sandbox.init)
-    # Resident memory counts shared pages once a process: a cheap upper bound for the usual case.
+    # Resident memory counts a shared page once per process: a cheap upper bound that is usually enough.
     if resident_bytes(processes) > caps["memory_bytes"]:
         memory = private_bytes(processes)
         if memory > caps["memory_bytes"]:
@@ -128,7 +128,7 @@ def over_limit(sandbox: Sandbox, spec: dict[str, Any]) -> str | None:
 
 
 def descendants(init: int) -> list[int]:
-    """The process and all that descend from it."""
+    """Return the process and all its descendants."""
     found, queue = [], [init]
     while queue:
         pid = queue.pop()
@@ -141,6 +141,7 @@ def descendants(init: int) -> list[int]:
 
 
 def resident_bytes(processes: list[int]) -> int:
+    """Return the sum of resident memory, in which a shared page counts once per process."""
     total = 0
     for pid in processes:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
@@ -149,7 +150,7 @@ def resident_bytes(processes: list[int]) -> int:
 
 
 def private_bytes(processes: list[int]) -> int:
-    """Memory that no file backs; a page that several processes share is counted once in all."""
+    """Return the memory that no file backs; each page counts once, however many processes share it."""
     total = 0
     for pid in processes:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
@@ -160,7 +161,7 @@ def private_bytes(processes: list[int]) -> int:
 
 
 def tree_bytes(folder: str, enough: int) -> int:
-    """Bytes that the files of a tree hold or claim to hold; stops counting once above ``enough``."""
+    """Return the bytes that the files of a tree hold or claim to hold; stops once above ``enough``."""
     total, queue = 0, [folder]
     while queue and total <= enough:
         with contextlib.suppress(OSError), os.scandir(queue.pop()) as entries:

@@ -1,4 +1,4 @@
-"""The workspace of an attempt: made once from the task's environment, and compared with it later."""
+"""The workspace of an attempt: created once from the task's environment and later compared with it."""
 
 import hashlib
 import json
@@ -14,20 +14,22 @@ from gyre.contracts.errors import ProvisionFailed
 from sandbox.deadline import Deadline
 
 RECIPES = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
-"""Files of ``environment/`` that say how to build an image; they are not part of the work."""
+"""Files of ``environment/`` that describe an image; they are not part of the workspace."""
 
 
 @dataclass(frozen=True)
 class Provisioned:
+    """Size of a workspace when it was created."""
+
     num_files: int
     num_bytes: int
 
 
 def provision(environment: Path, directory: Path, *, limit_s: float = math.inf) -> Provisioned:
-    """Make ``directory/workspace`` as a copy of ``environment`` (empty if there is none), once.
+    """Create ``directory/workspace`` once, as a copy of ``environment`` (empty if that does not exist).
 
-    Called again it changes nothing: a harness may be at work. Raises ProvisionFailed, also when it takes
-    longer than ``limit_s``.
+    A repeated call changes nothing, because a harness may be at work. Raises ProvisionFailed, also when it
+    takes longer than ``limit_s``.
     """
     deadline = Deadline(limit_s, ProvisionFailed, f"making the workspace of {directory.name}")
     record = directory / "provisioned.json"
@@ -41,7 +43,7 @@ def provision(environment: Path, directory: Path, *, limit_s: float = math.inf) 
             state = json.dumps(file_state(fresh, deadline))
             fresh.rename(directory / "workspace")
             (directory / "provisioned.new").write_text(state)
-            # Last: only a complete workspace has a record, and one with a record is never made again.
+            # Last: only a complete workspace has a record, and one with a record is never created again.
             (directory / "provisioned.new").rename(record)
         state = json.loads(record.read_text())
     except (OSError, shutil.Error) as error:
@@ -69,9 +71,9 @@ def _copy(environment: Path, target: Path, deadline: Deadline) -> None:
 
 
 def file_state(folder: Path, deadline: Deadline | None = None) -> dict[str, tuple[int, str]]:
-    """``{relative path: (bytes, sha256)}`` of regular files and of links (the text they hold).
+    """Return ``{relative path: (bytes, sha256)}`` of regular files and of links (the text they hold).
 
-    Raises the deadline's error when it is over.
+    Raises the deadline's error once it has passed.
     """
     state: dict[str, tuple[int, str]] = {}
     for path in sorted(walk(folder)):
@@ -83,15 +85,20 @@ def file_state(folder: Path, deadline: Deadline | None = None) -> dict[str, tupl
             target = os.fsencode(os.readlink(path))
             state[name] = (len(target), "link:" + hashlib.sha256(target).hexdigest())
         elif stat.S_ISREG(mode):
-            state[name] = (path.stat().st_size, _sha256(path))
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                state[name] = (path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
     return state
 
 
 def walk(folder: Path) -> list[Path]:
-    """Everything below a folder, links not followed; folders made unreadable are opened first."""
+    """Return every path below a folder without following links; unreadable folders are opened first."""
     found: list[Path] = []
-    for root, folders, files in os.walk(folder, onerror=_raise):
-        # The owner may take its own rights away; without root the walk would silently miss the rest.
+
+    def fail(error: OSError) -> None:  # os.walk's default is to skip what it cannot read
+        raise error
+
+    for root, folders, files in os.walk(folder, onerror=fail):
+        # A harness may have taken away its own rights; without root the walk would fail on such a folder.
         for name in folders:
             path = os.path.join(root, name)
             if not os.path.islink(path) and not os.access(path, os.R_OK | os.X_OK):
@@ -100,37 +107,27 @@ def walk(folder: Path) -> list[Path]:
     return found
 
 
-def _raise(error: OSError) -> None:
-    raise error
-
-
 def changed_files(before: dict[str, tuple[int, str]], after: dict[str, tuple[int, str]]) -> int:
-    """Files added, changed or gone."""
+    """Return the number of files added, changed or removed."""
     return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
 
 
 def provisioned_state(directory: Path) -> dict[str, tuple[int, str]]:
-    """What ``provision`` put there."""
+    """Return the ``file_state`` of the workspace as ``provision`` created it."""
     document = json.loads((directory / "provisioned.json").read_text())
     return {name: (size, digest) for name, (size, digest) in document.items()}
 
 
 def remove(folder: Path) -> None:
-    """Delete a tree that a sandbox's user may have made unreadable. Missing is fine."""
+    """Delete a tree that a sandbox's user may have made unreadable. A missing one is no error."""
     if not folder.exists():
         return
     if os.geteuid() != 0:
         walk(folder)
-    shutil.rmtree(folder, onerror=_open_and_retry)
 
+    def open_and_retry(function: Callable[..., object], path: str, _info: object) -> None:
+        if os.path.lexists(path):
+            os.chmod(os.path.dirname(path), 0o700)
+            function(path)
 
-def _open_and_retry(function: Callable[..., object], path: str, _info: object) -> None:
-    if not os.path.lexists(path):
-        return
-    os.chmod(os.path.dirname(path), 0o700)
-    function(path)
-
-
-def _sha256(path: Path) -> str:
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    shutil.rmtree(folder, onerror=open_and_retry)

@@ -194,7 +194,7 @@ class Keeper:
             await asyncio.sleep(interval_s)
             async with self._turn:
                 with _logged():
-                    orphans.reap_adopted({pid for process in self._kept.values() for pid in process.pids()})
+                    orphans.reap_orphans({pid for process in self._kept.values() for pid in process.pids()})
                 for run in self._runs():
                     with _logged():
                         record = await asyncio.to_thread(read_run, self._state, run)

@@ -23,7 +23,7 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap_adopted(own: set[int]) -> None:
+def reap_orphans(own: set[int]) -> None:
     """Reap the zombies that we inherited as subreaper, and only those.
 
     The code that started a process needs its exit status. Such processes are ``own``, each the leader of

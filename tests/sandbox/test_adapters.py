@@ -39,7 +39,7 @@ def test_unknown_adapters_and_options_are_named_with_what_is_allowed() -> None:
         adapters.check_harness("tiny", {"turns": "3"})
     with pytest.raises(BadInput, match=r"no program '/no/claude' \(npm install -g .*claude-code@2"):
         adapters.check_harness("claude-code", {"binary": "/no/claude"})
-    with pytest.raises(BadInput, match=r"not there: /no/folder"):
+    with pytest.raises(BadInput, match=r"does not exist: /no/folder"):
         adapters.check_harness("tiny", {"folder": "/no/folder"})
     with pytest.raises(BadInput, match=r"pip install mini-swe-agent==2"):
         adapters.check_harness("mini-swe-agent", {"binary": "/no/mini"})

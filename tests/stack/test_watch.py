@@ -15,7 +15,7 @@ from app.stack.spec import ProcessSpec
 REAPS = """
 import os, subprocess, time
 from pathlib import Path
-from app.stack.orphans import become_subreaper, reap_adopted
+from app.stack.orphans import become_subreaper, reap_orphans
 
 def is_zombie(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -27,7 +27,7 @@ orphan = int(kept.stdout.readline())
 for pid in (helper.pid, kept.pid, orphan):
     while not is_zombie(pid):
         time.sleep(0.01)
-reap_adopted({kept.pid})
+reap_orphans({kept.pid})
 print(not Path(f"/proc/{orphan}").exists() or os.getpgid(orphan), helper.wait(), kept.wait())
 """
 
