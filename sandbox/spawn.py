@@ -148,7 +148,7 @@ def _spawn(
     argv: list[str], env: dict[str, str], output: int, inherited: list[int], *, own_session: bool = False
 ) -> int:
     # posix_spawn, not fork: the evaluator calls this from a large process with many threads. A dup2 of a
-    # descriptor onto itself makes only the child inherit it, not every process started here meanwhile.
+    # descriptor onto itself makes only the child inherit it, not every process started at that moment.
     actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in inherited]

@@ -1,6 +1,6 @@
 """The supervisor of one harness: ``python -m sandbox.supervise DIR``.
 
-It detaches and holds ``supervisor.lock`` for as long as it lives, so that its life can be checked without
+It detaches and holds ``supervisor.lock`` for as long as it lives, so that liveness can be checked without
 trusting a process id. It starts the sandbox that ``spec.json`` describes, forwards its model calls, enforces
 the time limit and the caps whether or not a worker is alive, and writes the outcome to ``status.json``.
 Standard library only, imported in milliseconds, because there is one per execution.

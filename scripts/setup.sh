@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a virtual environment with everything Gyre needs. Usage: scripts/setup.sh VENV [PYTHON]
-# Debian's libraries come by apt where that is allowed; elsewhere one sentence says what to type.
+# Create a virtual environment with everything Gyre needs. Usage: scripts/setup.sh VENV [PYTHON]
+# Install Debian's libraries with apt where that is allowed; elsewhere print the command to run.
 set -eu
 cd "$(dirname "$0")/.."
 venv=$1
@@ -40,17 +40,17 @@ find_python() {
     return 1
 }
 
-python=$(find_python "${2:-}") || { say "Python 3.11 or newer is needed: name one with PYTHON=..." >&2; exit 2; }
+python=$(find_python "${2:-}") || { say "Python 3.11 or newer is needed: choose one with PYTHON=..." >&2; exit 2; }
 if [ ! -x "$venv/bin/pip" ]; then
-    say "making $venv with $("$python" --version)"
-    "$python" -m venv --clear "$venv" || { say "type: sudo apt-get install python3-venv" >&2; exit 2; }
+    say "creating $venv with $("$python" --version)"
+    "$python" -m venv --clear "$venv" || { say "run: sudo apt-get install python3-venv" >&2; exit 2; }
 fi
 log="$venv/setup.log"
 
 if ! has_system_packages && ! install_system_packages; then
-    say "some system libraries could not be installed; type: sudo apt-get install $packages" >&2
+    say "some system libraries could not be installed; run: sudo apt-get install $packages" >&2
 fi
 
-say "installing Python packages (some minutes the first time)"
+say "installing Python packages (takes a few minutes the first time)"
 "$venv/bin/pip" install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
-say "done; $venv/bin/gyre is the command"
+say "done: run $venv/bin/gyre"

@@ -1,4 +1,4 @@
-"""The daemon that keeps services and runs alive; our own, because without root it adopts what outlives it.
+"""The daemon that keeps services and runs alive; our own, because it adopts what survived its kill -9.
 
 ``python -m app.stack.keeper --state-dir DIR``, one per state directory, started by ``ensure_up`` and ended by
 ``down``. A keeper that is killed leaves everything running, and the next one adopts it. Process managers that

@@ -40,7 +40,7 @@ def wait_exited(directory: Path) -> HarnessStatus:
 
 
 class Attempts:
-    """Makes attempts below one folder and ends whatever is left of them."""
+    """Attempts below one folder; the fixture kills those that are left."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Attempts:
         )
 
     def run(self, script: str, **options: object) -> tuple[HarnessStatus, str]:
-        """Run a shell script to its end; its status and what it printed."""
+        """Run a shell script to its end and return its status and output."""
         spec = self.spec("/bin/sh", "-c", script, **options)  # pyright: ignore[reportArgumentType]
         start_or_attach(spec)
         status = wait_exited(spec.directory)
@@ -88,7 +88,7 @@ def attempts(tmp_path: Path) -> Iterator[Attempts]:
 
 
 class Gateway:
-    """Answers ``POST /v1/chat/completions`` with the scripted messages in turn, on a Unix socket."""
+    """A server on a Unix socket that answers ``POST /v1/chat/completions`` with scripted messages in turn."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +97,7 @@ class Gateway:
         self.keys: list[str] = []
         self.refusals: list[int] = []
         self.agents: list[str | None] = []
-        """The sub-agent header of each request."""
+        """Sub-agent header of each request."""
         self._server: ThreadingUnixStreamServer | None = None
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ class Gateway:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
-        """The socket file stays, as it does after kill -9."""
+        """Stop serving; the socket file stays, as it does after kill -9."""
         assert self._server is not None
         self._server.shutdown()
         self._server.server_close()
@@ -128,7 +128,7 @@ class Gateway:
                 return "sandbox"
 
             def log_message(self, *_: object) -> None:
-                """Quiet."""
+                """Print nothing."""
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -169,7 +169,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 def make_task(
     folder: Path, *, instruction: str = "do it", test: str = "echo 1 > /logs/verifier/reward.txt"
 ) -> Path:
-    """A Harbor-format task folder."""
+    """Create a task folder in Harbor's format."""
     (folder / "environment").mkdir(parents=True)
     (folder / "tests").mkdir()
     (folder / "instruction.md").write_text(instruction)
@@ -181,7 +181,7 @@ def make_task(
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of an S3 server that takes the key ``test`` / ``testsecret``."""
+    """Return the address of an S3 server that accepts the key ``test`` / ``testsecret``."""
     folder = tmp_path_factory.mktemp("s3")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -101,7 +101,7 @@ class Host:
         return ActivityEnvironment().run(self.harness.provision_workspace, given)
 
     def reprovision(self):
-        """Of the execution's next attempt."""
+        """Provision the execution's next attempt."""
         with transaction(self.database) as session:
             attempts.open_attempt(session, EXECUTION, 2, "h")
         given = AttemptInput(attempt_id=f"{EXECUTION}/attempt/2", limit_s=30)
@@ -134,7 +134,7 @@ class Host:
         return ActivityEnvironment().run(self.evaluator.evaluate_snapshot, given)
 
     def write_test(self, text: str) -> None:
-        """Give the run another test, as if it had started with it."""
+        """Replace the task's test, as if the run had started with this one."""
         (self.task / "tests" / "test.sh").write_text(text)
         with transaction(self.database) as session:
             session.get_one(TaskRow, "t").sha256 = folder_sha256(self.task)
@@ -153,7 +153,7 @@ def host(database: Database, services: Services, tmp_path: Path, gateway: Gatewa
     made.seal()
 
 
-def test_an_execution_from_provision_to_reward_and_every_step_repeats(host: Host) -> None:
+def test_an_execution_runs_from_provision_to_reward_and_every_step_may_be_repeated(host: Host) -> None:
     host.gateway.script = [calls_shell("echo hello > out"), says("done")]
     assert host.provision() == host.provision()
     first = host.run()
@@ -184,7 +184,8 @@ def test_an_untouched_workspace_is_reported_as_unchanged(host: Host) -> None:
     assert host.snapshot().num_changed_files == 0
 
 
-def test_f8_f10_work_left_at_the_time_limit_is_scored(host: Host) -> None:
+def test_work_left_at_the_time_limit_is_scored(host: Host) -> None:
+    """A harness timed out although its work was right, and the end of its sandbox prevented scoring."""
     host.gateway.script = [calls_shell("echo hello > out; sleep 30"), says("never")]
     host.provision()
     assert host.run(limit_s=2).end_reason == EndReason.TIME_LIMIT
@@ -193,7 +194,8 @@ def test_f8_f10_work_left_at_the_time_limit_is_scored(host: Host) -> None:
     assert host.evaluate().reward == 0.75
 
 
-def test_g3_g6_no_snapshot_before_the_seal_and_no_process_after_it(host: Host) -> None:
+def test_no_snapshot_before_the_seal_and_no_process_after_it(host: Host) -> None:
+    """Grading began while the agent could still be running and changing its work."""
     host.gateway.script = [calls_shell("echo hello > out; while :; do sleep 0.1; done")]
     host.provision()
     _run_until(host, lambda: (host.directory / "workspace" / "out").exists(), worker_shutdown=True)
@@ -209,7 +211,7 @@ def test_g3_g6_no_snapshot_before_the_seal_and_no_process_after_it(host: Host) -
     assert host.snapshot().num_changed_files == 1
 
 
-def test_a_worker_that_shuts_down_leaves_the_harness_alone_and_the_next_attaches(host: Host) -> None:
+def test_a_worker_that_shuts_down_leaves_the_harness_running_and_the_next_attaches(host: Host) -> None:
     host.gateway.script = [calls_shell("touch at_work; while [ ! -e go ]; do sleep 0.05; done"), says("done")]
     host.provision()
     _run_until(host, lambda: (host.directory / "workspace" / "at_work").exists(), worker_shutdown=True)
@@ -226,7 +228,8 @@ def test_a_requested_cancellation_ends_the_harness(host: Host) -> None:
     assert poll(host.directory).end_reason == EndReason.CANCELLED
 
 
-def test_g7_a_lost_sandbox_ends_the_attempt(host: Host) -> None:
+def test_a_lost_sandbox_ends_the_attempt(host: Host) -> None:
+    """A container was silently replaced by a blank one in mid-episode."""
     host.gateway.script = [calls_shell("touch at_work; sleep 100")]
     host.provision()
     _run_until(host, lambda: (host.directory / "workspace" / "at_work").exists(), worker_shutdown=True)
@@ -246,14 +249,15 @@ def test_nothing_starts_for_a_sealed_attempt(host: Host) -> None:
     assert not host.gateway.requests
 
 
-def test_the_harness_is_given_its_attempts_token(host: Host) -> None:
+def test_the_harness_gets_the_token_of_its_attempt(host: Host) -> None:
     host.gateway.script = [says("done")]
     host.provision()
     host.run()
     assert attempt_of_token(b"secret", host.gateway.keys[0].removeprefix("Bearer ")) == ATTEMPT
 
 
-def test_f1_f14_a_failed_evaluation_is_pending_and_only_the_evaluator_runs_again(host: Host) -> None:
+def test_a_failed_evaluation_is_pending_and_only_the_evaluator_is_retried(host: Host) -> None:
+    """A verifier that timed out had the agent run again, or gave a silent reward of 0."""
     host.gateway.script = [calls_shell("echo hello > out"), says("done")]
     host.provision()
     host.run()
@@ -295,7 +299,7 @@ def test_an_attempt_without_workspace_leaves_no_snapshot(host: Host) -> None:
     assert (failed.value.type, failed.value.non_retryable) == ("WorkspaceUnusable", True)
 
 
-def test_a_task_folder_that_changed_is_neither_run_nor_scored(host: Host) -> None:
+def test_a_changed_task_folder_is_neither_run_nor_scored(host: Host) -> None:
     host.provision()
     host.seal(EndReason.CANCELLED)
     host.snapshot()
@@ -322,7 +326,7 @@ def test_provision_and_snapshot_end_at_their_own_limits(host: Host) -> None:
     assert host.snapshot().num_files == 1
 
 
-def test_an_s3_that_refuses_is_not_a_workspace_that_cannot_be_saved(host: Host) -> None:
+def test_an_s3_error_does_not_make_the_workspace_unusable(host: Host) -> None:
     host.provision()
     host.seal(EndReason.CANCELLED)
     bucket, host.snapshots._store._bucket = host.snapshots._store._bucket, "no-such-bucket"
@@ -341,7 +345,7 @@ def test_an_s3_that_refuses_is_not_a_workspace_that_cannot_be_saved(host: Host) 
 
 
 class FirstPutFails(BlobStore):
-    """Notes what it is given; S3 is away at the first time."""
+    """Records what is put; S3 is away for the first put."""
 
     given: ClassVar[list[Path]] = []
 
@@ -352,8 +356,8 @@ class FirstPutFails(BlobStore):
         return super().put_file(path)
 
 
-def test_each_try_writes_an_archive_of_its_own(host: Host, services: Services) -> None:
-    """One that timed out may still be writing when the next begins."""
+def test_each_try_writes_its_own_archive(host: Host, services: Services) -> None:
+    """A try that timed out may still be writing when the next one begins."""
     host.provision()
     host.seal(EndReason.CANCELLED)
     left = host.directory / "archive-of-a-killed-try"
@@ -367,7 +371,7 @@ def test_each_try_writes_an_archive_of_its_own(host: Host, services: Services) -
 
 
 class SavedByAnother(BlobStore):
-    """While the first archive is stored, another try saves the workspace and removes it."""
+    """A store in which another try saves and removes the workspace during the first put."""
 
     other: Callable[[], object] | None = None
 
@@ -379,7 +383,7 @@ class SavedByAnother(BlobStore):
         return super().put_file(path)
 
 
-def test_work_that_another_try_saved_meanwhile_is_saved(host: Host, services: Services) -> None:
+def test_a_try_succeeds_when_another_has_saved_the_work(host: Host, services: Services) -> None:
     host.provision()
     host.seal(EndReason.CANCELLED)
     store = host.snapshots._store = SavedByAnother(services, host.database)
@@ -397,7 +401,7 @@ def test_provisioning_heartbeats(host: Host) -> None:
 
 
 def _run_until(host: Host, condition: Callable[[], bool], **details: bool) -> None:
-    """Run the harness activity until the condition holds, then cancel it for the given reason."""
+    """Run the harness activity until the condition holds, then cancel it with these details."""
     environment = ActivityEnvironment()
 
     async def body() -> None:

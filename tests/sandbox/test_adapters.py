@@ -1,4 +1,4 @@
-"""The catalogue: adapters are valid, refuse what they do not know, and render a runnable spec."""
+"""The catalogue: adapters are valid, refuse unknown options, and render a runnable spec."""
 
 import os
 import stat
@@ -27,7 +27,7 @@ def test_every_adapter_of_the_catalogue_loads_and_passes_the_token(path: Path) -
     adapter = adapters.load_adapter(path.stem)
     assert adapter.name == path.stem
     assert "{token}" in "".join([*adapter.environment.values(), *adapter.files.values()])
-    # Everybody on a machine can read a command line.
+    # Every user of a machine can read a command line.
     assert "{token}" not in str(adapter.command)
     assert (adapter.binary is None) == (adapter.version is None) == (adapter.package is None)
 
@@ -57,7 +57,7 @@ def test_an_adapter_with_an_unknown_placeholder_is_refused(
         adapters.load_adapter("odd")
 
 
-def test_a_misspelt_option_in_a_file_is_refused_and_its_own_braces_are_not(
+def test_a_misspelled_option_in_a_file_is_refused_and_other_braces_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = 'dialect = "openai"\ncommand = ["x"]\n[environment]\n[options]\nsize = "3"\n[files]\n'
@@ -75,7 +75,7 @@ def test_a_misspelt_option_in_a_file_is_refused_and_its_own_braces_are_not(
     assert adapters.load_adapter("plain").files == {"a.conf": "{own} {options.size}"}
 
 
-def test_what_names_an_empty_option_is_left_away(tmp_path: Path) -> None:
+def test_arguments_and_variables_that_name_an_empty_option_are_left_out(tmp_path: Path) -> None:
     adapter = adapters.Adapter(
         name="odd",
         dialect="openai",
@@ -95,7 +95,7 @@ def test_what_names_an_empty_option_is_left_away(tmp_path: Path) -> None:
     assert spec.argv == ["run", "--tools", "Bash", "Bash"]
 
 
-def test_placeholders_are_filled_once_and_never_in_what_was_filled_in(tmp_path: Path) -> None:
+def test_placeholders_are_filled_once_and_never_inside_filled_text(tmp_path: Path) -> None:
     spec = adapters.render(adapters.load_adapter("tiny"), {"max_turns": "3"}, launch(tmp_path / "a"))
     assert spec.argv[spec.argv.index("--max-turns") + 1] == "3"
     assert spec.argv[spec.argv.index("--output-chars") + 1] == "1200"
@@ -104,7 +104,7 @@ def test_placeholders_are_filled_once_and_never_in_what_was_filled_in(tmp_path: 
     assert "gy-token" not in " ".join(spec.argv)
 
 
-def test_claude_code_is_found_mounted_and_told_where_the_gateway_is(
+def test_claude_code_is_found_mounted_and_given_the_gateway_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("claude", "node"):

@@ -1,4 +1,4 @@
-"""A reward is a number in [0, 1] that a finished evaluator left; everything else is a failure, never 0."""
+"""A reward is a number in [0, 1] left by a finished evaluator; anything else is a failure, never 0."""
 
 import os
 from pathlib import Path
@@ -45,7 +45,8 @@ def test_the_tests_see_the_restored_work_and_their_own_folder(archive: Path) -> 
     assert outcome.output_tail == "/workspace\nanswer\n"
 
 
-def test_f1_the_same_snapshot_can_be_scored_again(archive: Path) -> None:
+def test_the_same_snapshot_can_be_scored_again(archive: Path) -> None:
+    """A verifier that timed out could only be repeated by running the agent again."""
     assert score(archive, f"rm answer; echo 1 > {REWARD}").reward == 1
     assert score(archive, f"[ -f answer ] && echo 0.5 > {REWARD}").reward == 0.5
 
@@ -71,7 +72,8 @@ def test_zero_is_a_valid_reward_and_the_exit_code_does_not_matter(archive: Path)
         (f"echo 1 > {REWARD}; kill -9 $$", "signal 9"),
     ],
 )
-def test_f14_anything_else_is_a_failure(archive: Path, script: str, reason: str) -> None:
+def test_anything_but_a_reward_is_a_failure(archive: Path, script: str, reason: str) -> None:
+    """A reward function that hung or crashed gave a silent 0."""
     with pytest.raises(EvaluatorFailed, match=reason):
         score(archive, script)
 
@@ -83,20 +85,21 @@ def test_a_reward_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         read_reward(tmp_path / "reward.txt")
 
 
-def test_d7_an_endless_evaluator_is_ended_and_its_output_kept(archive: Path) -> None:
+def test_an_endless_evaluator_is_ended_and_its_output_kept(archive: Path) -> None:
+    """A reward function looped forever, and a time-out in its process could not stop it."""
     script = f"echo 1 > {REWARD}; echo working; trap '' TERM; while :; do :; done"
     with pytest.raises(EvaluationFailure, match="stopped after 1 s") as failure:
         score(archive, script, limit_s=1)
     assert failure.value.output_tail == "working\n"
 
 
-def test_the_reward_is_read_after_the_last_process(archive: Path) -> None:
-    # The background job would have changed the reward; it ends with the script instead.
+def test_the_reward_is_read_after_the_last_process_has_ended(archive: Path) -> None:
+    # The background job would change the reward later, but it is ended together with the script.
     script = f"echo 0.25 > {REWARD}; (setsid sh -c 'sleep 5; echo 1 > {REWARD}' &) ; exit 0"
     assert score(archive, script).reward == 0.25
 
 
-def test_an_evaluator_over_its_memory_is_a_failure(archive: Path) -> None:
+def test_an_evaluator_that_exceeds_its_memory_is_a_failure(archive: Path) -> None:
     script = "python3 -c 'x = bytearray(1 << 30)' || exit 9"
     with pytest.raises(EvaluatorFailed, match="exited with 9"):
         score(archive, script, limits=Limits(memory_bytes=300 << 20))
@@ -119,7 +122,7 @@ def test_only_the_end_of_the_output_is_kept(archive: Path) -> None:
 
 
 @given(text=st.text(max_size=40) | st.floats().map(str))
-def test_a_reward_that_is_read_is_in_range(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_every_accepted_reward_is_in_range(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "reward.txt"
     path.write_text(text)
     try:

@@ -1,4 +1,4 @@
-"""What a program in a sandbox can and cannot do."""
+"""Limits of a program in a sandbox: files, network, processes, memory."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_services_on_this_machine_are_unreachable(attempts: Attempts) -> None:
         assert len(output.splitlines()) == 3
 
 
-def test_every_namespace_is_its_own_and_no_further_one_can_be_made(attempts: Attempts) -> None:
+def test_a_sandbox_has_its_own_namespaces_and_can_create_no_more(attempts: Attempts) -> None:
     kinds = ("user", "pid", "net", "ipc", "uts", "mnt")
     _, output = attempts.run(
         "for n in user pid net ipc uts mnt; do readlink /proc/self/ns/$n; done; unshare -U true && echo more;"
@@ -96,7 +96,7 @@ def test_every_namespace_is_its_own_and_no_further_one_can_be_made(attempts: Att
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a sandbox a user of its own")
-def test_each_sandbox_has_a_real_user_of_its_own(attempts: Attempts) -> None:
+def test_each_sandbox_has_its_own_real_user(attempts: Attempts) -> None:
     specs = [attempts.spec("/bin/sh", "-c", "touch f; sleep 60") for _ in range(3)]
     for spec in specs:
         start_or_attach(spec)
@@ -109,7 +109,7 @@ def test_each_sandbox_has_a_real_user_of_its_own(attempts: Attempts) -> None:
         kill(spec.directory)
 
 
-def test_a_user_id_is_claimed_once_and_given_back() -> None:
+def test_a_user_id_is_claimed_once_and_freed() -> None:
     first, held = claim_uid()
     second, other = claim_uid()
     held.close()
@@ -150,7 +150,7 @@ def test_many_files_beyond_the_cap_end_the_harness(attempts: Attempts) -> None:
 
 
 @pytest.mark.parametrize("address_space", [True, False])
-def test_memory_is_bounded_for_each_process_and_for_all(attempts: Attempts, address_space: bool) -> None:
+def test_memory_is_bounded_per_process_and_in_total(attempts: Attempts, address_space: bool) -> None:
     limits = Limits(memory_bytes=200 << 20, address_space=address_space)
     program = "x = bytearray(300 << 20); import time; time.sleep(60)"
     status, output = attempts.run(f'{isolation.python()} -I -S -c "{program}"', limits=limits)
@@ -174,11 +174,11 @@ def test_the_token_is_on_no_command_line(attempts: Attempts) -> None:
     seen = b"".join(_command_line(name) for name in os.listdir("/proc") if name.isdigit())
     assert b"gy-secret-token" not in seen
     assert (spec.directory / "spec.json").stat().st_mode & 0o777 == 0o600
-    # Paths of this machine are not shown to the harness either.
+    # The harness must not see paths of this machine either.
     assert str(spec.directory) not in (spec.directory / "output.log").read_text()
 
 
-def test_the_gateway_is_reached_and_found_again_after_a_restart(
+def test_the_gateway_is_found_again_after_a_restart(
     attempts: Attempts, gateway: Gateway, tmp_path: Path
 ) -> None:
     gateway.script = [calls_shell("echo one > one; touch waiting; while [ ! -e go ]; do sleep 0.05; done"),
@@ -198,7 +198,7 @@ def test_the_gateway_is_reached_and_found_again_after_a_restart(
 def test_a_connection_is_held_while_the_gateway_is_away(attempts: Attempts, gateway: Gateway) -> None:
     gateway.script = [says("done")]
     gateway.stop()
-    # A client that does not try again.
+    # This client does not retry.
     program = (
         "import http.client, os\n"
         f"c = http.client.HTTPConnection('127.0.0.1', {isolation.PORT})\n"
@@ -256,7 +256,7 @@ print(json.dumps([spec.isolation, status.exit_code, status.failure, (folder / "o
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="every other test runs as a plain user already")
 def test_a_plain_user_gets_the_same_sandbox() -> None:
-    """As uid 65534, with an interpreter and a folder that such a user can reach."""
+    """Run as uid 65534, with an interpreter and a folder that such a user can reach."""
     python, root = Path("/usr/bin/python3"), Path(isolation.__file__).parents[1]
     folder = Path(tempfile.mkdtemp(prefix="gyre-plain-", dir="/tmp"))
     os.chown(folder, 65534, 65534)
@@ -281,7 +281,7 @@ def test_a_plain_user_gets_the_same_sandbox() -> None:
         shutil.rmtree(folder)
 
 
-def test_without_bubblewrap_one_warning_says_what_is_not_isolated() -> None:
+def test_without_bubblewrap_one_warning_lists_what_is_not_isolated() -> None:
     code = "import sys; sys.path.append(sys.argv[1]); from sandbox.isolation import probe;"
     code += "print(probe(), probe())"
     root = str(Path(isolation.__file__).parents[1])
@@ -292,7 +292,7 @@ def test_without_bubblewrap_one_warning_says_what_is_not_isolated() -> None:
     assert done.stderr.count("can read every file of this user") == 1
 
 
-def test_the_forwarding_programs_import_no_third_party_package() -> None:
+def test_what_runs_per_execution_imports_no_third_party_package() -> None:
     modules = "spawn, watch, relay, supervise, entry, isolation"
     code = f"import sys; sys.path.append(sys.argv[1]); from sandbox import {modules}; print(*sys.modules)"
     root = str(Path(isolation.__file__).parents[1])
@@ -322,7 +322,7 @@ def _command_line(pid: str) -> bytes:
 
 
 def _processes_of(directory: Path) -> list[str]:
-    """Processes that have the attempt's workspace as their current folder or mounted."""
+    """Return the processes that have the attempt's workspace mounted."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

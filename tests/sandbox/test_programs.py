@@ -1,4 +1,4 @@
-"""A program is found with all that it needs to run in a sandbox."""
+"""A program is found together with every folder it needs in a sandbox."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def make(path: Path, first_line: str) -> Path:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The prefix of a Node installation that is on PATH."""
+    """Return the prefix of a Node installation that is on PATH."""
     program = make(tmp_path / "node-20" / "bin" / "node", "#!/bin/sh")
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     return program.parent.parent
@@ -49,7 +49,7 @@ def test_a_node_script_without_node_is_refused(tmp_path: Path, monkeypatch: pyte
         programs.find(str(path), "harness tool", "-")
 
 
-def test_a_python_script_needs_its_environment_and_what_that_was_made_from(tmp_path: Path) -> None:
+def test_a_python_script_needs_its_environment_and_base_installation(tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python3"
     python.parent.mkdir(parents=True)
     python.symlink_to(isolation.python())
@@ -62,14 +62,14 @@ def test_a_python_script_needs_its_environment_and_what_that_was_made_from(tmp_p
 
 @pytest.mark.parametrize("quote", ["", '"', "'"])
 def test_an_interpreter_too_long_for_a_first_line_is_found(tmp_path: Path, quote: str) -> None:
-    """As pip and uv write it where a path has a space or more than a kernel reads."""
+    """pip and uv write such scripts if the path has a space or is longer than the kernel reads."""
     folder = "a folder" if quote else "f" * 150
     python = make(tmp_path / folder / "bin" / "python3", "\x7fELF")
     path = make(python.parent / "tool", f"#!/bin/sh\n'''exec' {quote}{python}{quote} \"$0\" \"$@\"\n' '''")
     assert programs.find(str(path), "harness tool", "-").python[0] == tmp_path / folder
 
 
-def test_no_interpreter_shows_a_sandbox_all_of_this_machine(tmp_path: Path) -> None:
+def test_no_interpreter_exposes_the_whole_machine_to_a_sandbox(tmp_path: Path) -> None:
     if Path("/bin").is_symlink():
         path = make(tmp_path / "tool", "#!/bin/python3")
         assert programs.find(str(path), "harness tool", "-").python[0] == Path("/usr")
@@ -78,14 +78,16 @@ def test_no_interpreter_shows_a_sandbox_all_of_this_machine(tmp_path: Path) -> N
         programs.find(str(path), "harness tool", "-")
 
 
-def test_what_a_program_needs_is_mounted(tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folders_that_a_program_needs_are_mounted(
+    tmp_path: Path, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(isolation, "probe", lambda: isolation.BWRAP)
     script = make(tmp_path / "node_modules" / "tool" / "cli.js", "#!/usr/bin/env node")
     adapter = adapters.Adapter(
         name="tool", dialect="openai", command=["{binary}"], environment={}, binary="tool"
     )
     spec = adapters.render(adapter, {"binary": str(script)}, launch(tmp_path / "a"))
-    # Node looks for packages in folders of this name.
+    # Node looks for packages in folders named node_modules.
     assert spec.argv == ["/harness/binary/node_modules/tool/cli.js"]
     assert [str(tmp_path / "node_modules"), "/harness/binary/node_modules"] in spec.read_only
     assert [str(node), "/harness/node"] in spec.read_only

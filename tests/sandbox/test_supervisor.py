@@ -1,4 +1,4 @@
-"""The supervisor outlives who started it, is attached to, enforces its limit and leaves nothing behind."""
+"""The supervisor outlives its starter, can be attached to, enforces its limit and leaves nothing behind."""
 
 import json
 import multiprocessing
@@ -36,7 +36,7 @@ def wait_started(spec: HarnessSpec) -> None:
     wait_until(lambda: (spec.directory / "workspace" / "starts").exists())
 
 
-def test_an_absent_attempt_can_be_looked_at_and_ended(tmp_path: Path) -> None:
+def test_an_absent_attempt_can_be_polled_and_killed(tmp_path: Path) -> None:
     assert poll(tmp_path).state == "absent"
     assert kill(tmp_path / "never").state == "absent"
 
@@ -58,7 +58,7 @@ def test_starting_again_attaches(attempts: Attempts) -> None:
     assert (spec.directory / "workspace" / "starts").read_text() == "x\n"
 
 
-def test_of_many_starters_at_once_one_starts(attempts: Attempts) -> None:
+def test_of_many_simultaneous_starters_one_starts(attempts: Attempts) -> None:
     spec = attempts.spec("/bin/sh", "-c", WORK)
     context = multiprocessing.get_context("spawn")
     starters = [context.Process(target=start_or_attach, args=(spec,)) for _ in range(4)]
@@ -72,7 +72,8 @@ def test_of_many_starters_at_once_one_starts(attempts: Attempts) -> None:
     assert (spec.directory / "workspace" / "starts").read_text() == "x\n"
 
 
-def test_c14_a_harness_survives_its_worker_and_is_adopted(attempts: Attempts) -> None:
+def test_a_harness_survives_its_worker_and_the_next_one_attaches(attempts: Attempts) -> None:
+    """After kill -9 of its parent a container ran on as an orphan, and nothing could be reconstructed."""
     spec = attempts.spec("/bin/sh", "-c", WORK)
     worker = _worker_that_starts(spec)
     wait_started(spec)
@@ -83,7 +84,8 @@ def test_c14_a_harness_survives_its_worker_and_is_adopted(attempts: Attempts) ->
     assert wait_exited(spec.directory).exit_code == 0
 
 
-def test_c15_an_end_that_nobody_saw_is_read_before_anything_is_called_lost(attempts: Attempts) -> None:
+def test_an_unobserved_end_is_read_before_anything_is_called_lost(attempts: Attempts) -> None:
+    """Adoption marked a run as failed before it read the output that was already recorded."""
     spec = attempts.spec("/bin/sh", "-c", "echo work > done; exit 3")
     worker = _worker_that_starts(spec)
     wait_until(lambda: (spec.directory / "status.json").exists())
@@ -94,7 +96,8 @@ def test_c15_an_end_that_nobody_saw_is_read_before_anything_is_called_lost(attem
     assert (status.end_reason, status.exit_code) == (EndReason.EXITED, 3)
 
 
-def test_d7_g1_g4_the_time_limit_ends_an_endless_harness_while_no_worker_lives(attempts: Attempts) -> None:
+def test_the_time_limit_ends_an_endless_harness_while_no_worker_lives(attempts: Attempts) -> None:
+    """Endless commands ran hours past their deadline, and sandboxes leaked when their worker died."""
     spec = attempts.spec("/bin/sh", "-c", "trap '' TERM; echo x > starts; while :; do :; done", limit_s=1)
     worker = _worker_that_starts(spec)
     wait_started(spec)
@@ -103,7 +106,7 @@ def test_d7_g1_g4_the_time_limit_ends_an_endless_harness_while_no_worker_lives(a
     status = wait_exited(spec.directory)
     assert (status.end_reason, status.exit_code) == (EndReason.TIME_LIMIT, None)
     assert status.seconds >= 1
-    # What it had done is there to be scored (F8).
+    # Its work is still there to be scored.
     assert (spec.directory / "workspace" / "starts").exists()
 
 
@@ -121,7 +124,8 @@ def test_no_process_survives_the_harness(attempts: Attempts) -> None:
     )
 
 
-def test_g3_kill_returns_when_all_processes_are_gone_and_may_be_repeated(attempts: Attempts) -> None:
+def test_kill_returns_when_all_processes_are_gone_and_may_be_repeated(attempts: Attempts) -> None:
+    """A cancelled agent went on running and making calls while the verifier scored its work."""
     spec = attempts.spec("/bin/sh", "-c", "trap '' TERM; echo x > starts; (setsid sleep 978 &); sleep 978")
     start_or_attach(spec)
     wait_started(spec)
@@ -140,10 +144,10 @@ def test_kill_as_soon_as_it_starts(attempts: Attempts) -> None:
 
 
 @pytest.mark.parametrize("trap", ["", "trap 'exit 0' TERM; "])
-def test_a_harness_in_mid_work_is_cancelled_by_down_and_never_passes_for_finished(
+def test_down_cancels_a_working_harness_and_it_never_passes_for_finished(
     attempts: Attempts, trap: str
 ) -> None:
-    """The sandbox's own processes stand first in the list, and one ends as if its work were done."""
+    """The sandbox's processes come first in the list, and one of them exits as if its work were done."""
     spec = attempts.spec("/bin/sh", "-c", f"{trap}echo x > starts; while :; do sleep 0.05; done")
     start_or_attach(spec)
     wait_started(spec)
@@ -171,13 +175,14 @@ def test_a_signal_that_reaches_the_sandbox_before_its_supervisor_is_a_cancellati
     assert wait_exited(spec.directory).end_reason == EndReason.CANCELLED
 
 
-def test_a_harness_that_a_signal_ended_without_any_request_has_exited(attempts: Attempts) -> None:
+def test_a_harness_ended_by_a_signal_without_a_stop_request_has_exited(attempts: Attempts) -> None:
     status, _ = attempts.run("kill -TERM $$")
     assert (status.end_reason, status.exit_code) == (EndReason.EXITED, 128 + signal.SIGTERM)
 
 
 @needs_bwrap
-def test_g7_a_killed_supervisor_takes_its_sandbox_along_and_nothing_starts_again(attempts: Attempts) -> None:
+def test_a_killed_supervisor_takes_its_sandbox_along_and_nothing_starts_again(attempts: Attempts) -> None:
+    """A lost container was silently restarted blank in mid-episode."""
     spec = attempts.spec("/bin/sh", "-c", "echo x >> starts; sleep 980")
     start_or_attach(spec)
     wait_started(spec)
@@ -205,7 +210,7 @@ def test_kill_ends_the_orphans_of_a_killed_supervisor_without_a_namespace(attemp
     wait_until(lambda: not _running("sleep\0981\0"))
 
 
-def test_a_plain_process_runs_is_limited_and_ended(attempts: Attempts) -> None:
+def test_a_plain_process_is_limited_and_ended(attempts: Attempts) -> None:
     spec = attempts.spec(
         "/bin/sh", "-c", "pwd; (setsid sleep 982 &); sleep 982", kind=isolation.PLAIN, limit_s=1
     )
@@ -234,7 +239,7 @@ def test_an_attempt_of_an_earlier_boot_is_lost_and_its_process_ids_are_not_touch
     bystander.wait()
 
 
-def test_a_process_id_that_means_another_process_is_not_signalled() -> None:
+def test_a_reused_process_id_is_not_signalled() -> None:
     bystander = subprocess.Popen(["sleep", "60"])
     process = identify(bystander.pid)
     assert process is not None
@@ -256,7 +261,7 @@ def test_output_is_bounded_and_keeps_its_end(attempts: Attempts) -> None:
 
 
 @needs_bwrap
-def test_a_sandbox_that_cannot_be_made_says_why(attempts: Attempts) -> None:
+def test_a_sandbox_that_cannot_be_created_reports_the_reason(attempts: Attempts) -> None:
     spec = attempts.spec("/bin/true")
     spec.read_only.append(["/no/such/folder", "/harness/x"])
     start_or_attach(spec)
@@ -266,15 +271,13 @@ def test_a_sandbox_that_cannot_be_made_says_why(attempts: Attempts) -> None:
     assert "/no/such/folder" in (spec.directory / "output.log").read_text()
 
 
-def test_a_program_that_does_not_exist_ends_with_a_code(attempts: Attempts) -> None:
+def test_a_missing_program_ends_with_an_exit_code(attempts: Attempts) -> None:
     spec = attempts.spec("/no/such/program")
     start_or_attach(spec)
     assert wait_exited(spec.directory).exit_code not in (0, None)
 
 
-def test_a_supervisor_that_cannot_start_is_an_error(
-    attempts: Attempts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervisor_that_cannot_start_raises(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(SandboxFailed, match="supervisor"):
         start_or_attach(attempts.spec("/bin/true"))
@@ -285,7 +288,7 @@ def test_ids_become_directory_names() -> None:
 
 
 def _worker_that_starts(spec: HarnessSpec) -> subprocess.Popen[bytes]:
-    """Another process that starts the harness and then hangs, in a group of its own."""
+    """Start another process, in its own group, that starts the harness and then hangs."""
     code = (
         "import pickle, sys, time; from sandbox.harness_process import start_or_attach;"
         "start_or_attach(pickle.load(open(sys.argv[1], 'rb'))); time.sleep(600)"
@@ -298,7 +301,7 @@ def _worker_that_starts(spec: HarnessSpec) -> subprocess.Popen[bytes]:
 
 
 def _running(command_line: str) -> bool:
-    """Whether some living process has this command line."""
+    """Return whether a living process has this command line."""
     for name in os.listdir("/proc"):
         if name.isdigit() and identify(int(name)) is not None:
             try:

@@ -20,7 +20,7 @@ AGENT = Path(__file__).resolve().parents[2] / "examples" / "tiny_harness" / "age
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[tuple[Gateway, str]]:
-    """The scripted gateway over TCP."""
+    """Serve the scripted gateway over TCP."""
     scripted = Gateway(tmp_path / "unused")
     server = ThreadingHTTPServer(("127.0.0.1", 0), scripted._handler())
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -52,7 +52,7 @@ def test_it_runs_tool_calls_and_appends_their_output(endpoint, agent, tmp_path: 
     first, second, third = gateway.requests
     assert first["messages"] == [{"role": "user", "content": "write a file"}]
     assert offered(first) == ["shell", "agent"]
-    # What was sent before is sent again unchanged: a prefix a gateway can match.
+    # Earlier messages are sent again unchanged: a prefix that a gateway can match.
     assert second["messages"][:2] == [*first["messages"], gateway.script[0]]
     assert second["messages"][2] == {"role": "tool", "tool_call_id": "call_1", "content": "printed\nexit 3"}
     assert third["messages"][-1]["content"] == "one\n"
@@ -62,7 +62,9 @@ def offered(request: dict) -> list[str]:
     return [tool["function"]["name"] for tool in request["tools"]]
 
 
-def test_a_sub_agent_starts_afresh_and_answers_its_last_words(endpoint, agent, tmp_path: Path) -> None:
+def test_a_sub_agent_starts_afresh_and_its_last_message_is_its_answer(
+    endpoint, agent, tmp_path: Path
+) -> None:
     gateway = endpoint[0]
     gateway.script = [
         calls("agent", {"prompt": "write it"}, 1),
@@ -117,7 +119,7 @@ def test_the_first_line_may_name_the_tools(endpoint, agent) -> None:
     assert "no tool hammer (allowed: shell, agent)" in refused.stderr
 
 
-def test_words_of_the_harness_are_those_that_the_policy_is_taught() -> None:
+def test_the_harness_uses_the_phrases_that_the_policy_is_taught() -> None:
     said = runpy.run_path(str(AGENT))
     assert said["SUMMARY_REQUEST"] == harness.SUMMARY_REQUEST
     assert said["SUMMARY_HEAD"] == harness.SUMMARY_HEAD
@@ -127,19 +129,19 @@ def test_words_of_the_harness_are_those_that_the_policy_is_taught() -> None:
     assert shown == {"shell": ["command"], "agent": ["prompt"]}
 
 
-def test_it_stops_after_its_turns(endpoint, agent) -> None:
+def test_it_stops_after_its_last_turn(endpoint, agent) -> None:
     endpoint[0].script = [calls_shell("true", number) for number in range(9)]
     assert agent("--max-turns", "3").returncode == 0
     assert len(endpoint[0].requests) == 3
 
 
-def test_output_is_cut(endpoint, agent) -> None:
+def test_long_output_is_cut(endpoint, agent) -> None:
     endpoint[0].script = [calls_shell("head -c 5000 /dev/zero | tr '\\0' x"), says("done")]
     agent("--output-chars", "50")
     assert endpoint[0].requests[1]["messages"][-1]["content"] == "x" * 50
 
 
-def test_busy_and_failing_servers_are_tried_again(endpoint, agent) -> None:
+def test_busy_and_failing_servers_are_retried(endpoint, agent) -> None:
     endpoint[0].refusals = [429, 503, 500]
     endpoint[0].script = [says("done")]
     assert agent().returncode == 0

@@ -1,4 +1,4 @@
-"""Task folders, provisioned workspaces, and what capture and restore keep."""
+"""Task folders, provisioned workspaces, capture and restore."""
 
 import io
 import os
@@ -29,7 +29,7 @@ def test_tasks_are_loaded_in_order_with_their_contents_hashed(tmp_path: Path) ->
     assert load_task(tmp_path / "b").sha256 == tasks[1].sha256
 
 
-def test_a_hash_is_taken_again_when_a_file_was_touched_and_only_then(
+def test_a_hash_is_recomputed_only_after_a_file_was_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load_task(make_task(tmp_path / "a"))
@@ -49,13 +49,13 @@ def test_a_hash_is_taken_again_when_a_file_was_touched_and_only_then(
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh"])
-def test_a_folder_that_is_no_task_gets_one_sentence(tmp_path: Path, missing: str) -> None:
+def test_a_folder_that_is_no_task_is_refused_in_one_sentence(tmp_path: Path, missing: str) -> None:
     (make_task(tmp_path / "a") / missing).unlink()
     with pytest.raises(BadInput, match=missing):
         load_tasks(tmp_path)
 
 
-def test_an_unreadable_task_toml_an_empty_and_a_missing_folder(tmp_path: Path) -> None:
+def test_an_unreadable_task_toml_and_empty_and_missing_folders_are_refused(tmp_path: Path) -> None:
     (make_task(tmp_path / "a") / "task.toml").write_text("= nonsense")
     with pytest.raises(BadInput, match=r"task\.toml"):
         load_task(tmp_path / "a")
@@ -65,7 +65,7 @@ def test_an_unreadable_task_toml_an_empty_and_a_missing_folder(tmp_path: Path) -
             load_tasks(folder)
 
 
-def test_provisioning_copies_once_and_leaves_work_alone(tmp_path: Path) -> None:
+def test_provisioning_copies_once_and_leaves_work_in_place(tmp_path: Path) -> None:
     task = make_task(tmp_path / "task")
     (task / "environment" / "Dockerfile").write_text("FROM x")
     (task / "environment" / "link").symlink_to("README")
@@ -77,7 +77,7 @@ def test_provisioning_copies_once_and_leaves_work_alone(tmp_path: Path) -> None:
     assert (work / "README").read_text() == "changed"
 
 
-def test_half_a_workspace_is_made_again(tmp_path: Path) -> None:
+def test_a_half_made_workspace_is_recreated(tmp_path: Path) -> None:
     task = make_task(tmp_path / "task")
     (tmp_path / "attempt" / "workspace").mkdir(parents=True)
     (tmp_path / "attempt" / "workspace" / "half").touch()
@@ -85,7 +85,7 @@ def test_half_a_workspace_is_made_again(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "attempt" / "workspace") == ["README"]
 
 
-def test_a_workspace_that_cannot_be_made_is_a_provision_failure(tmp_path: Path) -> None:
+def test_a_workspace_that_cannot_be_created_is_a_provision_failure(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ProvisionFailed):
         workspace.provision(make_task(tmp_path / "task") / "environment", tmp_path / "file" / "attempt")
@@ -168,7 +168,7 @@ def test_special_files_are_skipped_and_listed(tmp_path: Path, monkeypatch: pytes
     assert manifest.processes == "not captured"
 
 
-def test_rights_are_kept_but_for_set_user_id(tmp_path: Path) -> None:
+def test_permissions_are_kept_except_set_user_id(tmp_path: Path) -> None:
     work = tmp_path / "work"
     _write(work, {"run": b"", "closed": {"inside": b"x"}})
     (work / "run").chmod(0o4755)
@@ -222,7 +222,7 @@ def test_hard_links_and_devices_in_an_archive_are_refused(tmp_path: Path) -> Non
             restore(tmp_path / "archive", tmp_path / "folder")
 
 
-def test_a_cut_archive_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
     _write(tmp_path / "work", {"x": os.urandom(100_000)})
     capture(tmp_path / "work", tmp_path / "archive")
     data = (tmp_path / "archive").read_bytes()

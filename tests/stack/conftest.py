@@ -14,7 +14,7 @@ from app.stack.control import ProcessStatus
 
 @pytest.fixture(scope="module")
 def state_dir() -> Iterator[Path]:
-    """A state directory for the tests of a module, each of which calls ``ensure_up`` itself."""
+    """Return a state directory for the tests of a module, each of which calls ``ensure_up`` itself."""
     folder = Path(tempfile.mkdtemp(prefix="gyre-"))
     yield folder / ".gyre"
     stack.down(folder / ".gyre")
@@ -23,7 +23,7 @@ def state_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Wait until a condition holds; fail after a minute."""
+    """Return a function that waits until a condition holds and fails after a minute."""
 
     def wait(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
@@ -36,7 +36,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 
 @pytest.fixture
 def process(state_dir: Path) -> Callable[[str], ProcessStatus]:
-    """What the keeper says of one process, now."""
+    """Return a function that asks the keeper for the current status of one process."""
 
     def look(name: str) -> ProcessStatus:
         found = stack.status(state_dir)

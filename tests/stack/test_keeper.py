@@ -34,7 +34,7 @@ def read_notes(dsn: str) -> list[str]:
 
 
 def processes_of(state_dir: Path) -> set[int]:
-    """Pids that carry the state directory's mark, zombies left out."""
+    """Return the pids that carry the state directory's mark, zombies excluded."""
     mark = f"{MARK}={state_dir}".encode()
     found: set[int] = set()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -63,7 +63,7 @@ def test_a_killed_service_comes_back_with_its_port_and_data(
     assert read_notes(services.postgres_dsn) == ["before"]
 
 
-def test_up_again_changes_nothing(state_dir: Path) -> None:
+def test_a_second_up_changes_nothing(state_dir: Path) -> None:
     services = stack.ensure_up(state_dir)
     before = stack.status(state_dir)
     assert stack.ensure_up(state_dir) == services
@@ -81,7 +81,7 @@ def test_down_leaves_no_process_and_loses_nothing(state_dir: Path) -> None:
     assert read_notes(services.postgres_dsn) == ["kept"]
 
 
-def test_a_port_that_another_process_took_is_told_in_one_sentence(state_dir: Path) -> None:
+def test_a_port_taken_by_another_process_is_one_sentence(state_dir: Path) -> None:
     services = stack.ensure_up(state_dir)
     stack.down(state_dir)
     port = int(services.temporal_address.rpartition(":")[2])
@@ -126,7 +126,7 @@ def test_a_reused_pid_is_not_adopted(state_dir: Path, process: Look) -> None:
     ledger = Ledger(StateDir(state_dir).processes)
     mine = identify(os.getpid())
     assert mine is not None
-    # A record of another life of this very pid: killing or adopting it would hit the test itself.
+    # An entry for an earlier process with this pid: killing or adopting it would hit the test itself.
     stale = mine._replace(start=f"{mine.start}0")
     ledger.put("postgres", Entry(process=stale, fingerprint="x"))
     stack.ensure_up(state_dir)

@@ -1,4 +1,4 @@
-"""One kept process: adoption, backoff, the circuit breaker, and how it is stopped."""
+"""One kept process: adoption, backoff, circuit breaker, stop."""
 
 import asyncio
 import os
@@ -22,16 +22,16 @@ SLEEPS = "import time; time.sleep(600)"
 
 def spec(folder: Path, code: str, **changes: object) -> ProcessSpec:
     values = {
-        "name": "child",
+        "name": "kept",
         "command": (sys.executable, "-S", "-c", code),
         "cwd": folder,
-        "log": folder / "child.log",
+        "log": folder / "kept.log",
         "stop_grace_s": 5.0,
     }
     return ProcessSpec(**(values | changes))  # type: ignore[arg-type]
 
 
-def child(folder: Path, code: str, **changes: object) -> KeptProcess:
+def make_kept(folder: Path, code: str, **changes: object) -> KeptProcess:
     return KeptProcess(spec(folder, code, **changes), Ledger(folder / "processes.json"), QUICK)
 
 
@@ -44,9 +44,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_process_that_dies_is_started_again_and_its_end_is_told(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_restarted(tmp_path: Path) -> None:
     async def body() -> None:
-        kept = child(tmp_path, SLEEPS)
+        kept = make_kept(tmp_path, SLEEPS)
         await kept.start()
         first = kept.process
         assert first is not None
@@ -61,14 +61,14 @@ def test_a_process_that_dies_is_started_again_and_its_end_is_told(tmp_path: Path
 
 def test_the_breaker_opens_for_a_process_that_always_dies(tmp_path: Path) -> None:
     async def body() -> None:
-        kept = child(tmp_path, "raise SystemExit(7)")
+        kept = make_kept(tmp_path, "raise SystemExit(7)")
         kept.start_later()
         await until(lambda: kept.state == KeptState.PAUSED)
         assert kept.describe()["detail"] == "died with exit status 7"
         starts = kept.num_restarts
         assert starts == QUICK.burst + 1
         await asyncio.sleep(0.3)
-        assert kept.num_restarts == starts, "it was started although the breaker is open"
+        assert kept.num_restarts == starts, "it was started while the breaker was open"
         await kept.stop()
 
     run(body)
@@ -78,7 +78,7 @@ def test_a_process_that_ignores_the_stop_signal_is_killed(tmp_path: Path) -> Non
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open('ready', 'w'); {SLEEPS}"
 
     async def body() -> None:
-        kept = child(tmp_path, code, stop_grace_s=0.2, healthy=(tmp_path / "ready").exists)
+        kept = make_kept(tmp_path, code, stop_grace_s=0.2, healthy=(tmp_path / "ready").exists)
         await kept.start()
         process = kept.process
         assert process is not None
@@ -88,27 +88,27 @@ def test_a_process_that_ignores_the_stop_signal_is_killed(tmp_path: Path) -> Non
     run(body)
 
 
-def test_a_process_that_ends_while_starting_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_process_that_ends_while_starting_is_reported_with_its_log(tmp_path: Path) -> None:
     async def body() -> None:
-        kept = child(tmp_path, "raise SystemExit(3)", healthy=lambda: False)
-        with pytest.raises(BadInput, match=r"ended while starting with exit status 3: see .*child\.log"):
+        kept = make_kept(tmp_path, "raise SystemExit(3)", healthy=lambda: False)
+        with pytest.raises(BadInput, match=r"ended while starting with exit status 3: see .*kept\.log"):
             await kept.start()
 
     run(body)
 
 
-def test_adopts_an_equal_process_and_replaces_another(tmp_path: Path) -> None:
+def test_an_equal_process_is_adopted_and_another_is_replaced(tmp_path: Path) -> None:
     async def body() -> None:
-        first = child(tmp_path, SLEEPS)
+        first = make_kept(tmp_path, SLEEPS)
         await first.start()
         process = first.process
         assert process is not None
 
-        adopter = child(tmp_path, SLEEPS)
+        adopter = make_kept(tmp_path, SLEEPS)
         await adopter.start()
         assert adopter.process == process
 
-        changed = child(tmp_path, SLEEPS, environment={"A": "1"})
+        changed = make_kept(tmp_path, SLEEPS, environment={"A": "1"})
         stopping = asyncio.create_task(changed.start())
         await stopping
         assert changed.process != process
@@ -119,7 +119,7 @@ def test_adopts_an_equal_process_and_replaces_another(tmp_path: Path) -> None:
     run(body)
 
 
-def test_identity_tells_a_pid_from_its_next_owner() -> None:
+def test_a_process_identity_distinguishes_a_reused_pid() -> None:
     mine = identify(os.getpid())
     assert mine is not None
     assert is_alive(mine)

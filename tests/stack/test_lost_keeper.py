@@ -1,4 +1,4 @@
-"""Processes that a killed keeper left are seen and ended; a state directory that cannot be used is told."""
+"""Processes left by a killed keeper are listed and ended; unusable state directories are reported."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from gyre.host.processes import identify
 
 @pytest.fixture
 def left(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of run ``lost`` that stands in the ledger, with no keeper."""
+    """Start a process of run ``lost`` that is in the ledger while no keeper runs."""
     monkeypatch.setenv("GYRE_STATE_DIR", str(state_dir))
     state = StateDir(state_dir)
     state.make()
@@ -37,7 +37,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return int(ended.value.code or 0), captured.out, captured.err
 
 
-def test_ps_lists_what_has_no_keeper_and_stop_run_ends_it(
+def test_ps_lists_processes_without_a_keeper_and_stop_run_ends_them(
     left: subprocess.Popen[bytes],
     state_dir: Path,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Which processes the keeper takes for leftovers of a run."""
+"""The keeper finds the leftovers of a run by the folder in their command lines."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def orphan() -> Iterator[Callable[..., int]]:
         process.wait()
 
 
-def test_a_run_whose_name_begins_like_another_keeps_its_processes(
+def test_a_run_whose_name_extends_another_keeps_its_processes(
     tmp_path: Path, orphan: Callable[..., int]
 ) -> None:
     """The end of run q1 once killed the harnesses of run q10."""
@@ -42,7 +42,7 @@ def test_a_run_whose_name_begins_like_another_keeps_its_processes(
     assert {process.pid for process in leftovers(tmp_path, "q1")} == mine
 
 
-def test_an_orphan_that_names_no_folder_is_left_to_the_end_of_everything(
+def test_an_orphan_that_names_no_run_is_ended_with_everything_only(
     tmp_path: Path, orphan: Callable[..., int]
 ) -> None:
     unnamed, named = orphan("elsewhere"), orphan(f"{tmp_path}/runs/q1/attempts/a")

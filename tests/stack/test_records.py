@@ -1,4 +1,4 @@
-"""A damaged record is one sentence, without what it keeps secret."""
+"""Records on disk keep their format; a damaged one is reported in one sentence without its secrets."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The restart policy, as a function."""
+"""The restart policy as a pure function."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The processes of a run: boot files, ports, and that stopping it leaves none, harnesses included."""
+"""The processes of a run: boot files, ports, and a stop that leaves none of them, harnesses included."""
 
 import json
 import socket
@@ -46,14 +46,14 @@ def test_boot_files_are_private_valid_and_agree(tmp_path: Path) -> None:
     assert boots["cell-0"].cell == "run/r/cell/0"
 
 
-def test_a_run_keeps_its_ports_and_two_runs_share_none(tmp_path: Path) -> None:
+def test_a_run_keeps_its_ports_and_shares_none_with_another_run(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.make()
     first, second = (ensure_run(state, name, ELSEWHERE, 0, 4, 2) for name in ("a", "b"))
     again = ensure_run(state, "a", ELSEWHERE, 0, 8, 2)
     assert again.ports() == first.ports()
     assert len({*first.ports().values(), *second.ports().values()}) == 4
-    assert changed(state, first, again) == ["a/worker"], "more slots replace the worker, and nothing else"
+    assert changed(state, first, again) == ["a/worker"], "more slots must replace only the worker"
 
 
 def test_a_run_may_get_more_gateways_and_never_fewer(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_a_run_may_get_more_gateways_and_never_fewer(tmp_path: Path) -> None:
         for g in range(40)
     ]
     served = [{gateway_of(attempt, worker.gateways).url for attempt in group} for group in attempts]
-    assert {len(urls) for urls in served} == {1}, "a group is served by one process"
-    assert len(set.union(*served)) == 3, "groups by all of them"
+    assert {len(urls) for urls in served} == {1}, "one process must serve a group"
+    assert len(set.union(*served)) == 3, "all processes must serve groups"
 
 
 def changed(state: StateDir, old: RunRecord, new: RunRecord) -> list[str]:
-    """Which processes of a run are started anew."""
+    """Return the processes of a run that a new record restarts."""
     pairs = zip(run_specs(state, old), run_specs(state, new), strict=True)
     return [after.name for before, after in pairs if before.fingerprint != after.fingerprint]
 
@@ -110,7 +110,7 @@ def test_external_services_need_no_embedded_ones_and_stop_leaves_nothing(
     assert not StateDir(state_dir).services.exists()
     assert stack.services_of(state_dir, "lost") == ELSEWHERE
 
-    # As a harness does: in a session of its own and reparented, with no parent that could end it.
+    # Like a harness: in its own session and reparented, so that no parent could end it.
     folder = StateDir(state_dir).run("lost")
     code = "import os, sys, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
     subprocess.run(
@@ -132,7 +132,7 @@ def test_external_services_need_no_embedded_ones_and_stop_leaves_nothing(
 
 
 @pytest.mark.parametrize(("number", "owner"), [(0, "taken/gateway"), (1, "taken/cell-0")])
-def test_a_taken_port_of_a_resumed_run_is_told_before_anything_starts(
+def test_a_taken_port_of_a_resumed_run_is_reported_before_anything_starts(
     state_dir: Path, number: int, owner: str
 ) -> None:
     def start() -> None:

@@ -1,4 +1,4 @@
-"""The embedded services: they come up, keep data, and are what they say."""
+"""The embedded services come up, keep data and have the promised settings."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ def test_s3_has_the_bucket_and_checks_keys(services: Services) -> None:
     assert s3.get_object(Bucket=services.s3_bucket, Key="a/b")["Body"].read() == b"x"
 
 
-def test_temporal_keeps_thirty_days_and_knows_our_attributes(services: Services) -> None:
+def test_temporal_keeps_thirty_days_and_has_our_search_attributes(services: Services) -> None:
     async def read() -> tuple[int, dict[str, int]]:
         client = await Client.connect(services.temporal_address, namespace=services.temporal_namespace)
         described = await client.workflow_service.describe_namespace(

@@ -37,7 +37,7 @@ def test_only_inherited_zombies_are_reaped() -> None:
     assert done.stdout == "True 3 0\n", done.stderr
 
 
-def test_trouble_with_one_run_does_not_end_the_watch(
+def test_an_error_with_one_run_does_not_end_the_watch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = StateDir(tmp_path)
