@@ -20,7 +20,7 @@ def main() -> None:
     if control >= 0:
         _report(control, port)
     if uid >= 0:
-        os.setgroups([])
+        os.setgroups([])  # first: it is not permitted after the change of user
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     os.chdir(cwd)

@@ -179,6 +179,7 @@ def _stop_supervisor(directory: Path) -> None:
         deadline = time.monotonic() + STOP_S
         signalled = False
         while time.monotonic() < deadline:
+            # A supervisor that has just started records its pid a moment after it takes the lock.
             supervisor = _recorded(_read(directory) or {}, "supervisor")
             if not signalled and supervisor is not None:
                 signalled = send_signal(supervisor, number)

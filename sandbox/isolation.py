@@ -78,6 +78,7 @@ def claim_uid() -> tuple[int, socket.socket]:
 
     The claim is an abstract Unix socket: the kernel frees it when its holder dies, however it dies.
     """
+    # Processes start at different ids, so that simultaneous claims rarely collide.
     for offset in range(NUM_UIDS):
         uid = FIRST_UID + (os.getpid() + offset) % NUM_UIDS
         claim = socket.socket(socket.AF_UNIX)
@@ -99,6 +100,7 @@ def bwrap_options(*, uid: int, read_only: list[list[str]], writable: list[list[s
     options = ["--die-with-parent", "--new-session", "--hostname", "sandbox"]
     options += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try"]
     if uid >= 0:
+        # entry.py needs the two to change to the real user, and loses them by that change.
         options += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         options += ["--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"]

@@ -77,6 +77,7 @@ class Relay:
                 client.close()
                 return
             client.setblocking(False)
+            # Streamed answers are many small writes, which Nagle's algorithm would delay.
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pair = _Pair(client)
             self._pairs.add(pair)
@@ -100,6 +101,7 @@ class Relay:
 
     def _step(self, pair: _Pair, side: int, events: int) -> None:
         """Do what the events of one side allow, then set what each side is polled for."""
+        # A hang-up alone may leave bytes to read; it is final once the end of the stream was read.
         gone = events & select.POLLERR or (events & select.POLLHUP and pair.ended[side])
         try:
             if gone:

@@ -87,6 +87,7 @@ def capture(
 def _entry(path: Path, workspace: Path) -> tarfile.TarInfo | None:
     """Return the normalized header of a path, or None for sockets, pipes and devices."""
     status = path.lstat()
+    # Owner and time keep TarInfo's zeros, so that equal workspaces give equal archives.
     entry = tarfile.TarInfo(os.fspath(path.relative_to(workspace)))
     entry.mode = stat.S_IMODE(status.st_mode) & MODE_BITS
     if stat.S_ISDIR(status.st_mode):

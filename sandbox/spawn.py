@@ -94,7 +94,7 @@ def start(spec: dict[str, Any], directory: str, output: int) -> Sandbox:
             give(folder, uid)
         start_kind = _start_plain if spec["isolation"] == isolation.PLAIN else _start_bwrap
         pid, init, mark = start_kind(spec, directory, output, uid, theirs.fileno())
-        theirs.close()
+        theirs.close()  # so that the end of entry.py closes the channel
         sandbox = Sandbox(spec["isolation"], pid, init, mark, claim, ours)
     except BaseException:
         for held in (claim, ours, theirs):
@@ -108,7 +108,7 @@ def start(spec: dict[str, Any], directory: str, output: int) -> Sandbox:
 def _start_bwrap(
     spec: dict[str, Any], directory: str, output: int, uid: int, control: int
 ) -> tuple[int, int, str]:
-    read_only = spec["read_only"] + _identity(os.path.join(directory, "etc"), uid if uid >= 0 else 1000)
+    read_only = spec["read_only"] + _write_etc(os.path.join(directory, "etc"), uid if uid >= 0 else 1000)
     options = isolation.bwrap_options(uid=uid, read_only=read_only, writable=spec["writable"], cwd="/")
     port = isolation.PORT if spec["gateway_socket"] else 0
     with contextlib.ExitStack() as stack:
@@ -137,6 +137,7 @@ def _start_plain(
     spec: dict[str, Any], directory: str, output: int, uid: int, control: int
 ) -> tuple[int, int, str]:
     entry = os.path.join(os.path.dirname(__file__), "entry.py")
+    # The limit counts all processes of a user, and a plain process shares its user with others.
     limits = spec["limits"] | {"processes": 0}
     argv = isolation.entry_argv(uid=uid, cwd=spec["cwd"], control=control, entry=entry, **limits)
     mark = f"{os.getpid()}-{os.path.basename(directory)}"
@@ -166,7 +167,7 @@ def give(folder: str, uid: int) -> None:
             os.chown(os.path.join(path, name), uid, uid, follow_symlinks=False)
 
 
-def _identity(folder: str, uid: int) -> list[list[str]]:
+def _write_etc(folder: str, uid: int) -> list[list[str]]:
     """Write the files of /etc that name the sandbox's user and hosts; return their mounts."""
     os.makedirs(folder, exist_ok=True)
     texts = {

@@ -64,7 +64,7 @@ def main(directory: str) -> None:
     status: dict[str, Any] = {"state": "starting", "boot_id": boot_id(), "started_at": time.time()}
     write_status(directory, status)
     if os.fork():
-        os._exit(0)
+        os._exit(0)  # the child keeps the lock: flock belongs to the open file, not to a process
     os.setsid()
     _redirect(os.path.join(directory, "supervisor.log"))
     try:
@@ -92,8 +92,9 @@ def _supervise(directory: str, spec: dict[str, Any], status: dict[str, Any]) -> 
         watch.drain(read, log.write)
         raise
     finally:
-        os.close(write)
+        os.close(write)  # or the pipe would never report the end of the output
     status |= {"state": "running", "mark": sandbox.mark, **_identity_keys("sandbox", sandbox.init)}
+    # Before the release: whoever kills the harness must find every process id on record.
     write_status(directory, status)
     sandbox.release()
     try:

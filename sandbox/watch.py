@@ -72,7 +72,7 @@ def _loop(
         wait_s = min(deadline, next_check) - now
         if relay is not None and relay.retry_s is not None:
             wait_s = min(wait_s, relay.retry_s)
-        events = poll.poll(max(1.0, 1000 * wait_s))
+        events = poll.poll(max(1.0, 1000 * wait_s))  # at least 1 ms, so that rounding cannot make it spin
         ready = {fd for fd, _ in events}
         if sandbox.pidfd in ready and sandbox.reap():
             return (CANCELLED if _was_stopped(sandbox, stop) else EXITED), None

@@ -85,6 +85,7 @@ def file_state(folder: Path, deadline: Deadline | None = None) -> dict[str, tupl
             target = os.fsencode(os.readlink(path))
             state[name] = (len(target), "link:" + hashlib.sha256(target).hexdigest())
         elif stat.S_ISREG(mode):
+            # The file may have been replaced by a link or a pipe since lstat.
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 state[name] = (path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
     return state

@@ -217,7 +217,7 @@ def _spawn_keeper(state: StateDir) -> None:
     with log:
         result = subprocess.run(
             [sys.executable, "-m", "app.stack.keeper", "--state-dir", str(state.root)],
-            cwd="/",
+            cwd="/",  # a daemon must not keep the caller's folder in use
             env={**os.environ, "PYTHONPATH": path, MARK: str(state.root)},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -92,6 +92,7 @@ def short_socket(path: Path) -> Path:
 
 def write_private(path: Path, text: str) -> None:
     """Replace ``path`` atomically, with mode 0600 because it holds credentials."""
+    # In the same folder, because a rename is atomic only within a file system; mkstemp sets mode 0600.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w") as file:
         file.write(text)

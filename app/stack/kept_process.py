@@ -180,7 +180,7 @@ class KeptProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                start_new_session=True,  # out of reach of Ctrl-C, and of reap_orphans
             )
         self.process = identify(self._popen.pid)
         if self.process is not None:
