@@ -46,42 +46,42 @@ class CellControlActivities:
 
     @activity.defn(name=AWAIT_CELL.name)
     @translated
-    async def await_cell(self, given: CellRef) -> CellState:
+    async def await_cell(self, input: CellRef) -> CellState:
         """Return when the cell's engine answers; heartbeats meanwhile."""
         while True:
             activity.heartbeat()
-            state = await asyncio.to_thread(self._read, given)
+            state = await asyncio.to_thread(self._read, input)
             if state is not None:
                 return state
             await asyncio.sleep(0.25)
 
     @activity.defn(name=COMMAND_CELL.name)
     @translated
-    async def command_cell(self, given: CellCommand) -> CellState:
+    async def command_cell(self, input: CellCommand) -> CellState:
         """Send the command to the Cell workflow as an Update under the command's own id."""
-        handle = self.client.get_workflow_handle(given.cell_id)
+        handle = self.client.get_workflow_handle(input.cell_id)
         beat = asyncio.create_task(_beat())
         try:
             update = handle.execute_update  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-            return await update("command", given, id=given.command_id, result_type=CellState)
+            return await update("command", input, id=input.command_id, result_type=CellState)
         except WorkflowUpdateFailedError as error:
             raise CellRefused(str(error.cause)) from error
         finally:
             beat.cancel()
 
-    def _read(self, given: CellRef) -> CellState | None:
+    def _read(self, input: CellRef) -> CellState | None:
         with transaction(self.database) as session:
-            row = session.get(CellRow, given.cell_id)
+            row = session.get(CellRow, input.cell_id)
             if row is None or row.engine_url is None:
                 waits.begin(
                     session,
-                    run=run_of(given.cell_id),
-                    owner=given.cell_id,
+                    run=run_of(input.cell_id),
+                    owner=input.cell_id,
                     waits_for="an engine that answers",
                     expected_s=60,
                 )
                 return None
-            waits.end(session, owner=given.cell_id)
+            waits.end(session, owner=input.cell_id)
             return state_of(row)
 
 
@@ -92,11 +92,11 @@ class CellProcesses(Protocol):
         """Bring both processes into the role's state. Raises EngineFailed or TrainerFailed."""
         ...
 
-    async def train(self, given: TrainInput) -> TrainResult:
+    async def train(self, input: TrainInput) -> TrainResult:
         """Run the batch to its durable version."""
         ...
 
-    async def publish(self, given: PublishInput) -> PublishResult:
+    async def publish(self, input: PublishInput) -> PublishResult:
         """Expose the version and have the engine pull and verify it."""
         ...
 
@@ -110,35 +110,35 @@ class CellActivities:
 
     @activity.defn(name=ENTER_ROLE.name)
     @translated
-    async def enter_role(self, given: CellCommand) -> CellState:
+    async def enter_role(self, input: CellCommand) -> CellState:
         """Do what the role needs, then commit the transition under the epoch fence."""
-        await _beating(lambda: self.processes.enter(given))
-        return await asyncio.to_thread(self._commit, given)
+        await _beating(lambda: self.processes.enter(input))
+        return await asyncio.to_thread(self._commit, input)
 
     @activity.defn(name=TRAIN_BATCH.name)
     @translated
-    async def train_batch(self, given: TrainInput) -> TrainResult:
+    async def train_batch(self, input: TrainInput) -> TrainResult:
         """Train a stored batch; a version that is durable already is answered as it is."""
-        return await _beating(lambda: self.processes.train(given))
+        return await _beating(lambda: self.processes.train(input))
 
     @activity.defn(name=PUBLISH_WEIGHTS.name)
     @translated
-    async def publish_weights(self, given: PublishInput) -> PublishResult:
+    async def publish_weights(self, input: PublishInput) -> PublishResult:
         """Move the weights to the cell's engine and say so in Postgres."""
-        result = await _beating(lambda: self.processes.publish(given))
-        await asyncio.to_thread(self._published, given, result)
+        result = await _beating(lambda: self.processes.publish(input))
+        await asyncio.to_thread(self._published, input, result)
         return result
 
-    def _commit(self, given: CellCommand) -> CellState:
+    def _commit(self, input: CellCommand) -> CellState:
         with transaction(self.database) as session:
-            return state_of(cells.enter(session, given))
+            return state_of(cells.enter(session, input))
 
-    def _published(self, given: PublishInput, result: PublishResult) -> None:
-        run = run_of(given.cell_id)
+    def _published(self, input: PublishInput, result: PublishResult) -> None:
+        run = run_of(input.cell_id)
         with transaction(self.database) as session:
-            if result.version != given.version:
-                raise EngineFailed(f"engine serves {result.version}, not {given.version}")
-            cells.serve_version(session, CellId(given.cell_id), given.epoch, result.version)
+            if result.version != input.version:
+                raise EngineFailed(f"engine serves {result.version}, not {input.version}")
+            cells.serve_version(session, CellId(input.cell_id), input.epoch, result.version)
             run_state.mark_published(session, run, result.version, result.num_bytes)
 
 

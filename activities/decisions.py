@@ -52,14 +52,14 @@ class DecisionActivities:
 
     @activity.defn(name=LOAD_PLAN.name)
     @translated
-    def load_plan(self, given: RunRef) -> RunPlan:
+    def load_plan(self, input: RunRef) -> RunPlan:
         """Mark the run as running and give workflows what they need of the run file."""
         with transaction(self.database) as session:
-            config = RunFile.model_validate(run_state.newest_config(session, given.run))
-            run_state.advance_status(session, given.run, RunStatus.RUNNING)
+            config = RunFile.model_validate(run_state.newest_config(session, input.run))
+            run_state.advance_status(session, input.run, RunStatus.RUNNING)
         limits = config.limits.model_dump(include=set(StageLimits.model_fields))
         return RunPlan(
-            run=given.run,
+            run=input.run,
             host=self.host,
             limits=StageLimits.model_validate(limits),
             num_cells=config.cells.count,
@@ -68,34 +68,34 @@ class DecisionActivities:
 
     @activity.defn(name=AWAIT_DECISION.name)
     @translated
-    async def await_decision(self, given: DecisionInput) -> Decision:
+    async def await_decision(self, input: DecisionInput) -> Decision:
         """Return when something is due, and not before. Heartbeats while it waits."""
         while True:
             activity.heartbeat()
-            decision = await asyncio.to_thread(self._decide, given)
+            decision = await asyncio.to_thread(self._decide, input)
             if decision is not None:
                 return decision
             await asyncio.sleep(POLL_S)
 
     @activity.defn(name=FINISH_RUN.name)
     @translated
-    def finish_run(self, given: FinishInput) -> TrainingRunResult:
+    def finish_run(self, input: FinishInput) -> TrainingRunResult:
         """Set the run's terminal status."""
-        status = RunStatus.FAILED if given.failure else RunStatus.FINISHED
+        status = RunStatus.FAILED if input.failure else RunStatus.FINISHED
         with transaction(self.database) as session:
-            run_state.advance_status(session, given.run, status, failure=given.failure)
-            waits.end(session, owner=f"run/{given.run}")
-            return TrainingRunResult(status=status, updates=run_state.newest_version(session, given.run))
+            run_state.advance_status(session, input.run, status, failure=input.failure)
+            waits.end(session, owner=f"run/{input.run}")
+            return TrainingRunResult(status=status, updates=run_state.newest_version(session, input.run))
 
-    def _decide(self, given: DecisionInput) -> Decision | None:
+    def _decide(self, input: DecisionInput) -> Decision | None:
         with transaction(self.database) as session:
-            groups.lock_run(session, given.run)
-            if starts := _starts(session, given):
+            groups.lock_run(session, input.run)
+            if starts := _starts(session, input):
                 return Decision(kind="start", groups=starts)
-            config = RunFile.model_validate(run_state.newest_config(session, given.run))
-            view = self._look(session, given.run, config)
+            config = RunFile.model_validate(run_state.newest_config(session, input.run))
+            view = self._look(session, input.run, config)
             step = next_step(_schedule(config), view)
-            return _commit(session, given, config, step, view)
+            return _commit(session, input, config, step, view)
 
     def _look(self, session: Session, run: str, config: RunFile) -> RunView:
         counts = groups.count_by_status(session, run)
@@ -120,18 +120,18 @@ class DecisionActivities:
         )
 
 
-def _starts(session: Session, given: DecisionInput) -> list[GroupStart]:
+def _starts(session: Session, input: DecisionInput) -> list[GroupStart]:
     return [
         GroupStart(group_id=row.id, index=row.index, task=task, size=row.size)
-        for row, task in groups.to_start(session, given.run, given.last_group)
+        for row, task in groups.to_start(session, input.run, input.last_group)
     ]
 
 
 def _commit(
-    session: Session, given: DecisionInput, config: RunFile, step: Step, view: RunView
+    session: Session, input: DecisionInput, config: RunFile, step: Step, view: RunView
 ) -> Decision | None:
     """Write what the step needs written. None means: look again."""
-    run = RunId(given.run)
+    run = RunId(input.run)
     if step.kind is StepKind.DISPATCH:
         _dispatch_train(session, run, config, step.count, view.updates)
     elif step.kind in (StepKind.HELDOUT_BEFORE, StepKind.HELDOUT_AFTER):
@@ -147,7 +147,7 @@ def _commit(
     else:
         _note_wait(session, run, config, view)
         return None
-    starts = _starts(session, given)
+    starts = _starts(session, input)
     return Decision(kind="start", groups=starts) if starts else None
 
 

@@ -33,49 +33,49 @@ class EvaluatorActivities:
 
     @activity.defn(name=EVALUATE_SNAPSHOT.name)
     @translated
-    def evaluate_snapshot(self, given: EvaluateInput) -> EvaluateResult:
+    def evaluate_snapshot(self, input: EvaluateInput) -> EvaluateResult:
         """One try. Raises EvaluatorFailed, recorded with its reason, when no valid reward came out.
 
         A snapshot that is not in the store or cannot be unpacked gives no reward either. An S3 that is away
         is no verdict: its error is boto's own, and the try is made again.
         """
         with beating():
-            return self._evaluate(given)
+            return self._evaluate(input)
 
-    def _evaluate(self, given: EvaluateInput) -> EvaluateResult:
-        evaluation, execution = EvaluationId(given.evaluation_id), ExecutionId(given.execution_id)
+    def _evaluate(self, input: EvaluateInput) -> EvaluateResult:
+        evaluation, execution = EvaluationId(input.evaluation_id), ExecutionId(input.execution_id)
         began = time.monotonic()
-        reward, row, task = self._open(given, evaluation, execution)
+        reward, row, task = self._open(input, evaluation, execution)
         if reward is None:
-            outcome = self._try(given, evaluation, row, task)
+            outcome = self._try(input, evaluation, row, task)
             with transaction(self._database) as session:
                 reward = evaluations.succeed(
                     session,
                     evaluation,
                     execution=execution,
                     value=outcome.reward,
-                    try_number=given.try_number,
+                    try_number=input.try_number,
                     output_tail=outcome.output_tail,
                 )
         seconds = time.monotonic() - began
         return EvaluateResult(reward_id=reward.id, reward=reward.value, seconds=seconds)
 
     def _open(
-        self, given: EvaluateInput, evaluation: EvaluationId, execution: ExecutionId
+        self, input: EvaluateInput, evaluation: EvaluationId, execution: ExecutionId
     ) -> tuple[RewardRow | None, SnapshotRow, TaskOfExecution]:
-        snapshot = SnapshotId(given.snapshot_id)
+        snapshot = SnapshotId(input.snapshot_id)
         with transaction(self._database) as session:
             row = snapshots.get(session, snapshot)
             if row is None:
                 raise EvaluatorFailed(f"{snapshot}: no such snapshot")
             evaluations.open_evaluation(
-                session, evaluation, execution=execution, snapshot=snapshot, number=given.number
+                session, evaluation, execution=execution, snapshot=snapshot, number=input.number
             )
             task = harnesses.task_of(session, execution)
             return evaluations.reward_of(session, evaluation), row, task
 
     def _try(
-        self, given: EvaluateInput, evaluation: EvaluationId, row: SnapshotRow, task: TaskOfExecution
+        self, input: EvaluateInput, evaluation: EvaluationId, row: SnapshotRow, task: TaskOfExecution
     ) -> EvaluationOutcome:
         scratch = Path(self._boot.state_dir) / "evaluations"
         scratch.mkdir(parents=True, exist_ok=True)
@@ -85,16 +85,16 @@ class EvaluatorActivities:
                 archive = Path(folder) / "snapshot.tar.zst"
                 self._store.get_file(row.blob_key, archive)
                 limits = sandbox_limits(task)
-                return evaluate(tests, archive, scratch, limit_s=given.limit_s, limits=limits)
+                return evaluate(tests, archive, scratch, limit_s=input.limit_s, limits=limits)
         except (EvaluatorFailed, SnapshotFailed) as error:
             tail = error.output_tail if isinstance(error, EvaluationFailure) else ""
             with transaction(self._database) as session:
                 evaluations.note_failure(
                     session,
                     evaluation,
-                    try_number=given.try_number,
+                    try_number=input.try_number,
                     failure=str(error),
                     output_tail=tail,
-                    final=given.final,
+                    final=input.final,
                 )
             raise EvaluatorFailed(str(error)) from error

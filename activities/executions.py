@@ -28,29 +28,29 @@ class ExecutionActivities:
 
     @activity.defn(name=OPEN_ATTEMPT.name)
     @translated
-    def open_attempt(self, given: OpenAttemptInput) -> AttemptState:
+    def open_attempt(self, input: OpenAttemptInput) -> AttemptState:
         """The stage at which to take the execution up; opens an attempt when one is due."""
         with transaction(self.database) as session:
-            execution = ExecutionId(given.execution_id)
-            return executions.resume_point(session, execution, given.host, given.max_attempts)
+            execution = ExecutionId(input.execution_id)
+            return executions.resume_point(session, execution, input.host, input.max_attempts)
 
     @activity.defn(name=FOLD_EXECUTION.name)
     @translated
-    def fold_execution(self, given: FoldInput) -> RolloutResult:
+    def fold_execution(self, input: FoldInput) -> RolloutResult:
         """Commit the disposition and say what was committed, which on a repeat is the first."""
-        execution = ExecutionId(given.execution_id)
+        execution = ExecutionId(input.execution_id)
         with transaction(self.database) as session:
             row = executions.fold(
                 session,
                 execution,
-                given.disposition,
-                reward=given.reward_id,
-                detail=given.detail,
+                input.disposition,
+                reward=input.reward_id,
+                detail=input.detail,
             )
             totals = executions.execution_totals(session, execution)
             waits.end(session, owner=execution)
             return RolloutResult(
-                disposition=Disposition(row.disposition or given.disposition),
+                disposition=Disposition(row.disposition or input.disposition),
                 reward=executions.reward_value(session, row.reward_id),
                 num_attempts=executions.num_attempts(session, execution),
                 num_calls=totals.num_calls,
@@ -61,10 +61,10 @@ class ExecutionActivities:
 
     @activity.defn(name=COMMIT_GROUP.name)
     @translated
-    def commit_group(self, given: GroupRef) -> QueryGroupResult:
+    def commit_group(self, input: GroupRef) -> QueryGroupResult:
         """Settle the group from its executions' rows."""
         with transaction(self.database) as session:
-            row, found = groups.commit_outcome(session, GroupId(given.group_id))
+            row, found = groups.commit_outcome(session, GroupId(input.group_id))
             return QueryGroupResult(
                 status=row.status,
                 scored=found.count(Disposition.SCORED),

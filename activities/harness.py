@@ -57,27 +57,27 @@ class HarnessActivities:
 
     @activity.defn(name=PROVISION_WORKSPACE.name, no_thread_cancel_exception=True)
     @translated
-    def provision_workspace(self, given: AttemptInput) -> ProvisionResult:
+    def provision_workspace(self, input: AttemptInput) -> ProvisionResult:
         """Make the attempt's workspace, once. Raises ProvisionFailed; Fenced if the attempt is sealed."""
-        attempt = AttemptId(given.attempt_id)
+        attempt = AttemptId(input.attempt_id)
         with beating():
             environment = task_folder(self._open_task(attempt), ProvisionFailed) / "environment"
-            done = workspace.provision(environment, self._directory(attempt), limit_s=given.limit_s)
+            done = workspace.provision(environment, self._directory(attempt), limit_s=input.limit_s)
         return ProvisionResult(num_files=done.num_files, num_bytes=done.num_bytes)
 
     @activity.defn(name=RUN_HARNESS.name)
     @translated
-    async def run_harness(self, given: HarnessInput) -> HarnessResult:
+    async def run_harness(self, input: HarnessInput) -> HarnessResult:
         """Start the harness or attach to it, and return when it has ended.
 
         Its processes are ended here only when cancellation was requested. A worker that shuts down, or
         whose heartbeat came too late, leaves them alone: the next one attaches.
         """
-        attempt = AttemptId(given.attempt_id)
+        attempt = AttemptId(input.attempt_id)
         directory, began = self._directory(attempt), time.monotonic()
         milestones = Milestones(self._database, attempt, lambda: _rollout(attempt))
         try:
-            status = await asyncio.to_thread(self._start, attempt, given.limit_s)
+            status = await asyncio.to_thread(self._start, attempt, input.limit_s)
             while status.state != "exited":
                 activity.heartbeat()
                 await milestones.tell_if_due()
@@ -98,15 +98,15 @@ class HarnessActivities:
 
     @activity.defn(name=SEAL_ATTEMPT.name, no_thread_cancel_exception=True)
     @translated
-    def seal_attempt(self, given: SealInput) -> SealResult:
+    def seal_attempt(self, input: SealInput) -> SealResult:
         """Refuse further writes, then end every process of the attempt and make sure."""
         with beating():
-            return self._seal(AttemptId(given.attempt_id), given)
+            return self._seal(AttemptId(input.attempt_id), input)
 
-    def _seal(self, attempt: AttemptId, given: SealInput) -> SealResult:
+    def _seal(self, attempt: AttemptId, input: SealInput) -> SealResult:
         with transaction(self._database) as session:
             attempts.seal(
-                session, attempt, given.end_reason, exit_code=given.exit_code, failure=given.failure
+                session, attempt, input.end_reason, exit_code=input.exit_code, failure=input.failure
             )
         directory = self._directory(attempt)
         kill(directory)

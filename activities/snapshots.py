@@ -37,16 +37,16 @@ class SnapshotActivities:
 
     @activity.defn(name=TAKE_SNAPSHOT.name, no_thread_cancel_exception=True)
     @translated
-    def take_snapshot(self, given: SnapshotInput) -> SnapshotResult:
+    def take_snapshot(self, input: SnapshotInput) -> SnapshotResult:
         """Capture the sealed attempt's workspace, store it, record it; then remove the workspace.
 
-        Raises Fenced while the attempt is open, SnapshotFailed if it cannot be captured in the given time,
+        Raises Fenced while the attempt is open, SnapshotFailed if it cannot be captured in time,
         WorkspaceUnusable if it never can be.
         """
         over = SnapshotFailed if activity.info().attempt < SLOW_TRIES else WorkspaceUnusable
-        deadline = Deadline(given.limit_s, over, f"saving the workspace of {given.attempt_id}")
+        deadline = Deadline(input.limit_s, over, f"saving the workspace of {input.attempt_id}")
         with beating():
-            return self._save(AttemptId(given.attempt_id), deadline)
+            return self._save(AttemptId(input.attempt_id), deadline)
 
     def _save(self, attempt: AttemptId, deadline: Deadline) -> SnapshotResult:
         directory = attempt_directory(self._boot.state_dir, attempt)

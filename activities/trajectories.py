@@ -31,25 +31,25 @@ class TrajectoryActivities:
 
     @activity.defn(name=OPEN_BATCH.name)
     @translated
-    def open_batch(self, given: OpenBatchInput) -> OpenBatchResult:
+    def open_batch(self, input: OpenBatchInput) -> OpenBatchResult:
         """Open the batch that makes ``version``; a batch that is open already is left as it is."""
-        name = batch_id(RunId(given.run), given.version)
+        name = batch_id(RunId(input.run), input.version)
         with transaction(self.database) as session:
-            groups.lock_run(session, given.run)
+            groups.lock_run(session, input.run)
             found = batches.existing(session, name)
             if found is not None:
                 return OpenBatchResult(
                     batch_id=name, num_executions=found.num_executions, num_trajectories=0, num_targets=0
                 )
-            config = RunFile.model_validate(run_state.newest_config(session, given.run))
-            return _open(session, name, given, config)
+            config = RunFile.model_validate(run_state.newest_config(session, input.run))
+            return _open(session, name, input, config)
 
 
-def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFile) -> OpenBatchResult:
-    ready = batches.claim_ready_groups(session, given.run, config.schedule.groups_per_batch)
+def _open(session: Session, name: BatchId, input: OpenBatchInput, config: RunFile) -> OpenBatchResult:
+    ready = batches.claim_ready_groups(session, input.run, config.schedule.groups_per_batch)
     if not ready:
         return OpenBatchResult(batch_id=None, num_executions=0, num_trajectories=0, num_targets=0)
-    scored = _frozen(batches.scored_of(session, ready), config, given.version)
+    scored = _frozen(batches.scored_of(session, ready), config, input.version)
     placeholders = batches.num_placeholders(session, ready) if config.loss.placeholder_in_baseline else {}
     trees = _trees(session, scored)
     paths = _paths(trees, config)
@@ -67,7 +67,7 @@ def _open(session: Session, name: BatchId, given: OpenBatchInput, config: RunFil
         )
         for index, step in enumerate(packed)
     ]
-    batch = BatchRow(id=name, run_id=given.run, version=given.version, num_executions=len(scored))
+    batch = BatchRow(id=name, run_id=input.run, version=input.version, num_executions=len(scored))
     batches.write(session, batch, ready, executions, trajectories, micro_steps)
     return OpenBatchResult(
         batch_id=name,

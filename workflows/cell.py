@@ -33,52 +33,52 @@ class Cell:
     """Runs until it is cancelled with its run; continues as new when its history grows."""
 
     @workflow.init
-    def __init__(self, given: CellInput) -> None:
-        self._cell = CellId(given.cell_id)
-        self._seen = dict(given.seen)
+    def __init__(self, input: CellInput) -> None:
+        self._cell = CellId(input.cell_id)
+        self._seen = dict(input.seen)
         self._lock = asyncio.Lock()
         self._leaving = False
 
     @workflow.run
-    async def run(self, given: CellInput) -> NoReturn:
+    async def run(self, input: CellInput) -> NoReturn:
         await workflow.wait_condition(workflow.info().is_continue_as_new_suggested)
         self._leaving = True
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(CellInput(cell_id=self._cell, seen=self._seen))
 
     @workflow.update
-    async def command(self, given: CellCommand) -> CellState:
+    async def command(self, input: CellCommand) -> CellState:
         """Take the cell to a role, step by step. The same command id gives the same answer."""
         async with self._lock:
-            if given.command_id not in self._seen:
-                state = await self._walk(given)
-                self._seen = dict([*self._seen.items(), (given.command_id, state)][-SEEN:])
-            return self._seen[given.command_id]
+            if input.command_id not in self._seen:
+                state = await self._walk(input)
+                self._seen = dict([*self._seen.items(), (input.command_id, state)][-SEEN:])
+            return self._seen[input.command_id]
 
     @command.validator
-    def check(self, given: CellCommand) -> None:
+    def check(self, input: CellCommand) -> None:
         """Refuse before anything is recorded: unknown paths, and commands while it continues as new."""
         if self._leaving:
             raise ApplicationError("the cell continues as new; send the command again", type="Busy")
-        if (given.from_role, given.to_role) not in PATHS:
+        if (input.from_role, input.to_role) not in PATHS:
             raise ApplicationError(
-                f"no way from {given.from_role} to {given.to_role}",
+                f"no way from {input.from_role} to {input.to_role}",
                 type="IllegalTransition",
                 non_retryable=True,
             )
 
-    async def _walk(self, given: CellCommand) -> CellState:
-        role, state = given.from_role, None
-        for step in PATHS[(given.from_role, given.to_role)]:
-            workflow.set_current_details(f"{role} -> {step} (epoch {given.epoch})")
-            command = given.model_copy(
-                update={"command_id": f"{given.command_id}/{step}", "from_role": role, "to_role": step}
+    async def _walk(self, input: CellCommand) -> CellState:
+        role, state = input.from_role, None
+        for step in PATHS[(input.from_role, input.to_role)]:
+            workflow.set_current_details(f"{role} -> {step} (epoch {input.epoch})")
+            command = input.model_copy(
+                update={"command_id": f"{input.command_id}/{step}", "from_role": role, "to_role": step}
             )
             try:
                 state = await call(
                     activities.ENTER_ROLE,
                     command,
-                    queue=cell_queue(self._cell, given.epoch),
+                    queue=cell_queue(self._cell, input.epoch),
                     options=options.cell_work(SWITCH_LIMIT_S),
                     summary=f"{role} -> {step}",
                 )
@@ -90,5 +90,5 @@ class Cell:
                 )
             role = step
         assert state is not None
-        workflow.set_current_details(f"{role} (epoch {given.epoch})")
+        workflow.set_current_details(f"{role} (epoch {input.epoch})")
         return state

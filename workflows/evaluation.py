@@ -24,24 +24,24 @@ class Evaluation:
     """A failed evaluator is pending, never zero: it is tried again until the budget is used up."""
 
     @workflow.run
-    async def run(self, given: EvaluationInput) -> EvaluationResult:
+    async def run(self, input: EvaluationInput) -> EvaluationResult:
         failure: str | None = None
-        for number in range(1, given.limits.evaluations + 1):
-            workflow.set_current_details(f"try {number} of {given.limits.evaluations}")
+        for number in range(1, input.limits.evaluations + 1):
+            workflow.set_current_details(f"try {number} of {input.limits.evaluations}")
             try:
                 scored = await call(
                     activities.EVALUATE_SNAPSHOT,
                     EvaluateInput(
-                        evaluation_id=given.evaluation_id,
-                        execution_id=given.execution_id,
-                        snapshot_id=given.snapshot_id,
-                        number=given.number,
+                        evaluation_id=input.evaluation_id,
+                        execution_id=input.execution_id,
+                        snapshot_id=input.snapshot_id,
+                        number=input.number,
                         try_number=number,
-                        limit_s=given.limits.evaluate_s,
-                        final=number == given.limits.evaluations,
+                        limit_s=input.limits.evaluate_s,
+                        final=number == input.limits.evaluations,
                     ),
-                    queue=evaluate_queue(run_of(given.execution_id)),
-                    options=options.evaluator(given.limits.evaluate_s),
+                    queue=evaluate_queue(run_of(input.execution_id)),
+                    options=options.evaluator(input.limits.evaluate_s),
                     summary=f"try {number}",
                 )
                 return EvaluationResult(reward_id=scored.reward_id, reward=scored.reward, num_tries=number)
@@ -49,10 +49,10 @@ class Evaluation:
                 if is_cancelled_exception(error):
                     raise
                 failure = sentence(error)
-            if number < given.limits.evaluations:
+            if number < input.limits.evaluations:
                 await workflow.sleep(
                     timedelta(seconds=BACKOFF_S * 2 ** (number - 1)), summary="before another try"
                 )
         return EvaluationResult(
-            reward_id=None, reward=None, num_tries=given.limits.evaluations, failure=failure
+            reward_id=None, reward=None, num_tries=input.limits.evaluations, failure=failure
         )

@@ -40,24 +40,24 @@ class QueryGroup:
     """Starts or re-attaches its executions, waits for all of them, settles the group."""
 
     @workflow.run
-    async def run(self, given: QueryGroupInput) -> QueryGroupResult:
-        group = GroupId(given.group_id)
-        names = [execution_id(group, index) for index in range(given.size)]
-        await asyncio.gather(*(self._run_one(given, name) for name in names))
+    async def run(self, input: QueryGroupInput) -> QueryGroupResult:
+        group = GroupId(input.group_id)
+        names = [execution_id(group, index) for index in range(input.size)]
+        await asyncio.gather(*(self._run_one(input, name) for name in names))
         while (result := await self._settle(group)).status == "running":
             # Executions that an earlier life of this workflow started answer through Postgres.
             await workflow.sleep(LOOK_AGAIN, summary="for executions started earlier")
-            await asyncio.gather(*(self._run_one(given, name) for name in names))
+            await asyncio.gather(*(self._run_one(input, name) for name in names))
         return result
 
-    async def _run_one(self, given: QueryGroupInput, name: ExecutionId) -> None:
+    async def _run_one(self, input: QueryGroupInput, name: ExecutionId) -> None:
         """Run an execution to its end; one that fails as a workflow is taken up again, then excluded.
 
         One execution's failure is its own: the group goes on. Starting a terminal one again only reads it.
         """
         failure = ""
         for _ in range(LIVES):
-            handle = await self._start(given, name)
+            handle = await self._start(input, name)
             if handle is None:
                 return
             try:
@@ -70,16 +70,16 @@ class QueryGroup:
                 return
         await self._exclude(name, failure)
 
-    async def _start(self, given: QueryGroupInput, name: ExecutionId) -> RolloutHandle | None:
+    async def _start(self, input: QueryGroupInput, name: ExecutionId) -> RolloutHandle | None:
         """None when the execution runs already."""
-        attributes = [(RUN, run_of(name)), (GROUP, given.group_id), (TASK, given.task)]
+        attributes = [(RUN, run_of(name)), (GROUP, input.group_id), (TASK, input.task)]
         try:
             return await workflow.start_child_workflow(
                 Rollout.run,
-                RolloutInput(execution_id=name, task=given.task, host=given.host, limits=given.limits),
+                RolloutInput(execution_id=name, task=input.task, host=input.host, limits=input.limits),
                 id=name,
                 parent_close_policy=ParentClosePolicy.ABANDON,
-                static_summary=f"{given.task} on {given.host}",
+                static_summary=f"{input.task} on {input.host}",
                 search_attributes=TypedSearchAttributes(
                     [SearchAttributePair(key, value) for key, value in attributes]
                 ),

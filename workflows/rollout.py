@@ -47,9 +47,9 @@ class Rollout:
     """provision -> run harness -> seal -> snapshot -> evaluate -> fold, taken up at any stage."""
 
     @workflow.init
-    def __init__(self, given: RolloutInput) -> None:
-        self._given = given
-        self._run = run_of(given.execution_id)
+    def __init__(self, input: RolloutInput) -> None:
+        self._input = input
+        self._run = run_of(input.execution_id)
         self._spent_s = 0.0
         """Of harnesses, all attempts together: time without a worker is nobody's budget."""
         self._stage = "start"
@@ -66,7 +66,7 @@ class Rollout:
         self._show()
 
     @workflow.run
-    async def run(self, given: RolloutInput) -> RolloutResult:
+    async def run(self, input: RolloutInput) -> RolloutResult:
         while self._snapshot is None:
             if self._left_s() <= 0:
                 self._failure = self._failure or "the total time budget is used up"
@@ -90,11 +90,11 @@ class Rollout:
         return await self._fold(end, scored)
 
     async def _open(self) -> AttemptState:
-        given = self._given
+        input = self._input
         return await call(
             activities.OPEN_ATTEMPT,
             OpenAttemptInput(
-                execution_id=given.execution_id, host=given.host, max_attempts=given.limits.attempts
+                execution_id=input.execution_id, host=input.host, max_attempts=input.limits.attempts
             ),
             queue=short_queue(self._run),
             options=options.database(),
@@ -115,14 +115,14 @@ class Rollout:
 
     async def _work(self, attempt: str) -> HarnessResult | None:
         """Provision and run the harness. None: the attempt failed and is sealed."""
-        limits = self._given.limits
+        limits = self._input.limits
         reason, began = EndReason.PROVISION_FAILED, workflow.now()
         try:
             self._enter("provision")
             await call(
                 activities.PROVISION_WORKSPACE,
                 AttemptInput(attempt_id=attempt, limit_s=limits.provision_s),
-                queue=host_short_queue(self._run, self._given.host),
+                queue=host_short_queue(self._run, self._input.host),
                 options=options.stage(limits.provision_s, attempts=PROVISION_TRIES),
             )
             reason = EndReason.SANDBOX_LOST
@@ -131,7 +131,7 @@ class Rollout:
             ended = await call(
                 activities.RUN_HARNESS,
                 HarnessInput(attempt_id=attempt, limit_s=limit_s),
-                queue=host_queue(self._run, self._given.host),
+                queue=host_queue(self._run, self._input.host),
                 options=options.harness(limit_s),
             )
             self._spent_s += ended.seconds
@@ -150,7 +150,7 @@ class Rollout:
         sealed = await call(
             activities.SEAL_ATTEMPT,
             SealInput(attempt_id=attempt, end_reason=ended.end_reason, exit_code=ended.exit_code),
-            queue=host_short_queue(self._run, self._given.host),
+            queue=host_short_queue(self._run, self._input.host),
             options=options.stage(SEAL_S),
         )
         outcome = attempt_outcome(ended.end_reason, ended.exit_code, sealed.num_calls)
@@ -165,19 +165,19 @@ class Rollout:
         await call(
             activities.SEAL_ATTEMPT,
             SealInput(attempt_id=attempt, end_reason=reason, failure=self._failure),
-            queue=host_short_queue(self._run, self._given.host),
+            queue=host_short_queue(self._run, self._input.host),
             options=options.stage(SEAL_S),
         )
 
     async def _capture(self, attempt: str) -> str | None:
         """Save the workspace. None: it could not be saved, and the attempt counts as failed."""
-        limit_s = self._given.limits.snapshot_s
+        limit_s = self._input.limits.snapshot_s
         self._enter("snapshot")
         try:
             taken: SnapshotResult = await call(
                 activities.TAKE_SNAPSHOT,
                 SnapshotInput(attempt_id=attempt, limit_s=limit_s),
-                queue=host_short_queue(self._run, self._given.host),
+                queue=host_short_queue(self._run, self._input.host),
                 options=options.stage(limit_s),
             )
         except ActivityError as error:
@@ -192,7 +192,7 @@ class Rollout:
         """Score the snapshot in a child of its own: the agent is not run again for an evaluator's sake."""
         assert self._snapshot is not None
         self._enter("evaluate")
-        execution, number = ExecutionId(self._given.execution_id), self._next_evaluation
+        execution, number = ExecutionId(self._input.execution_id), self._next_evaluation
         name = evaluation_id(execution, number)
         result: EvaluationResult = await workflow.execute_child_workflow(
             Evaluation.run,
@@ -201,7 +201,7 @@ class Rollout:
                 execution_id=execution,
                 snapshot_id=self._snapshot,
                 number=number,
-                limits=self._given.limits,
+                limits=self._input.limits,
             ),
             id=name,
             static_summary=f"score {self._snapshot}",
@@ -215,7 +215,7 @@ class Rollout:
         result = await call(
             activities.FOLD_EXECUTION,
             FoldInput(
-                execution_id=self._given.execution_id,
+                execution_id=self._input.execution_id,
                 disposition=end.disposition,
                 reward_id=scored.reward_id if scored else None,
                 detail=end.detail,
@@ -228,7 +228,7 @@ class Rollout:
         return result
 
     def _left_s(self) -> float:
-        return self._given.limits.total_s - self._spent_s
+        return self._input.limits.total_s - self._spent_s
 
     def _enter(self, stage: str) -> None:
         """Search attributes cost a row each: only the stages that last are worth a query."""

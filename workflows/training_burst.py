@@ -38,15 +38,15 @@ class TrainingBurst:
     """open batch -> train, mu times, then publish. Every step is redone safely after a crash."""
 
     @workflow.init
-    def __init__(self, given: BurstInput) -> None:
-        self._given = given
-        self._version = given.version
+    def __init__(self, input: BurstInput) -> None:
+        self._input = input
+        self._version = input.version
         self._failure = ""
         self._try = 0
 
     @workflow.run
-    async def run(self, given: BurstInput) -> BurstResult:
-        target = given.version + given.num_updates
+    async def run(self, input: BurstInput) -> BurstResult:
+        target = input.version + input.num_updates
         for number in range(MAX_LIVES):
             self._try = number
             if number > 0:
@@ -61,7 +61,7 @@ class TrainingBurst:
                 self._failure = sentence(error)
                 workflow.logger.warning("burst tries again: %s", self._failure)
         raise ApplicationError(
-            f"{given.cell_id} failed {MAX_LIVES} times in one burst; last: {self._failure}",
+            f"{input.cell_id} failed {MAX_LIVES} times in one burst; last: {self._failure}",
             type="TrainerFailed",
             non_retryable=True,
         )
@@ -84,8 +84,8 @@ class TrainingBurst:
     async def _cell(self) -> CellState:
         return await call(
             activities.AWAIT_CELL,
-            CellRef(cell_id=self._given.cell_id),
-            queue=control_queue(RunId(self._given.run)),
+            CellRef(cell_id=self._input.cell_id),
+            queue=control_queue(RunId(self._input.run)),
             options=options.decision(),
             summary="until the cell serves",
         )
@@ -93,8 +93,8 @@ class TrainingBurst:
     async def _open_batch(self, version: int) -> bool:
         opened = await call(
             activities.OPEN_BATCH,
-            OpenBatchInput(run=self._given.run, version=version),
-            queue=short_queue(RunId(self._given.run)),
+            OpenBatchInput(run=self._input.run, version=version),
+            queue=short_queue(RunId(self._input.run)),
             options=options.database(),
             summary=f"batch {version}",
         )
@@ -112,7 +112,7 @@ class TrainingBurst:
         return await call(
             activities.COMMAND_CELL,
             command,
-            queue=control_queue(RunId(self._given.run)),
+            queue=control_queue(RunId(self._input.run)),
             options=options.cell_command(),
             summary=f"{cell.role} -> {to_role}",
         )
@@ -125,7 +125,7 @@ class TrainingBurst:
             TrainInput(
                 cell_id=cell.cell_id,
                 epoch=cell.epoch,
-                batch_id=batch_id(RunId(self._given.run), version),
+                batch_id=batch_id(RunId(self._input.run), version),
                 version=version,
             ),
             queue=cell_queue(CellId(cell.cell_id), cell.epoch),

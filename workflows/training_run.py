@@ -46,14 +46,14 @@ class TrainingRun:
     """
 
     @workflow.init
-    def __init__(self, given: TrainingRunInput) -> None:
-        self._run = RunId(given.run)
-        self._last_group = given.last_group
+    def __init__(self, input: TrainingRunInput) -> None:
+        self._run = RunId(input.run)
+        self._last_group = input.last_group
         self._steps = 0
         self._cells: list[str] = []
 
     @workflow.run
-    async def run(self, given: TrainingRunInput) -> TrainingRunResult:
+    async def run(self, input: TrainingRunInput) -> TrainingRunResult:
         try:
             result = await self._until_finished()
         except (ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError) as error:

@@ -47,7 +47,7 @@ class Script:
 
     def of(self, kind: Activity[Any, Any]) -> list[Any]:
         """What an activity was asked, in order."""
-        return [given for name, given in self.asked if name == kind.name]
+        return [input for name, input in self.asked if name == kind.name]
 
     def play(self, scene: Callable[[Client], Awaitable[R]], *cell_epochs: int) -> R:
         """Run the scene with workers on every queue of the run, and of these lives of its cell."""
@@ -80,16 +80,16 @@ class Script:
         ]
 
     def _stand_in(self, kind: Activity[Any, Any]) -> Callable[..., Any]:
-        async def play_part(given: BaseModel) -> BaseModel:
-            self.asked.append((kind.name, given))
+        async def play_part(input: BaseModel) -> BaseModel:
+            self.asked.append((kind.name, input))
             answer = self._answers[kind.name]
             if callable(answer):
-                answer = answer(given, len(self.of(kind)))
+                answer = answer(input, len(self.of(kind)))
             if isinstance(answer, BaseException):
                 raise answer
             return answer
 
-        play_part.__annotations__ = {"given": kind.input, "return": kind.output}
+        play_part.__annotations__ = {"input": kind.input, "return": kind.output}
         return activity.defn(name=kind.name)(play_part)
 
 

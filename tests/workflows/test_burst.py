@@ -29,25 +29,25 @@ def state(script: Script, role: CellRole, *, epoch: int = 1, version: int = 0) -
 
 def ready(script: Script) -> None:
     script.on(names.AWAIT_CELL, state(script, CellRole.ROLLOUT))
-    script.on(names.COMMAND_CELL, lambda given, _: state(script, given.to_role, epoch=given.epoch))
+    script.on(names.COMMAND_CELL, lambda input, _: state(script, input.to_role, epoch=input.epoch))
     opened = OpenBatchResult(batch_id="b", num_executions=4, num_trajectories=4, num_targets=9)
     script.on(names.OPEN_BATCH, opened)
     script.on(
         names.TRAIN_BATCH,
-        lambda given, _: TrainResult(version=given.version, loss=0, grad_norm=1, seconds=1),
+        lambda input, _: TrainResult(version=input.version, loss=0, grad_norm=1, seconds=1),
     )
     script.on(
-        names.PUBLISH_WEIGHTS, lambda given, _: PublishResult(version=given.version, num_bytes=1, seconds=1)
+        names.PUBLISH_WEIGHTS, lambda input, _: PublishResult(version=input.version, num_bytes=1, seconds=1)
     )
 
 
 def burst(script: Script, *epochs: int, updates: int = 2) -> BurstResult:
     async def scene(client: Client) -> Any:
         cell = ids.cell_id(script.run, 0)
-        given = BurstInput(run=script.run, version=0, num_updates=updates, cell_id=cell)
+        input = BurstInput(run=script.run, version=0, num_updates=updates, cell_id=cell)
         return await client.execute_workflow(
             "TrainingBurst",
-            given,
+            input,
             id=ids.burst_id(script.run, 0),
             task_queue=ids.control_queue(script.run),
             result_type=BurstResult,
@@ -59,9 +59,9 @@ def burst(script: Script, *epochs: int, updates: int = 2) -> BurstResult:
 def test_updates_then_one_publication(script: Script) -> None:
     ready(script)
     assert burst(script, 1).version == 2
-    assert [given.version for given in script.of(names.TRAIN_BATCH)] == [1, 2]
-    assert [given.version for given in script.of(names.PUBLISH_WEIGHTS)] == [2]
-    assert [given.to_role for given in script.of(names.COMMAND_CELL)] == [
+    assert [input.version for input in script.of(names.TRAIN_BATCH)] == [1, 2]
+    assert [input.version for input in script.of(names.PUBLISH_WEIGHTS)] == [2]
+    assert [input.to_role for input in script.of(names.COMMAND_CELL)] == [
         CellRole.TRAINING,
         CellRole.ROLLOUT,
     ]
@@ -72,9 +72,9 @@ def test_e15_a_failed_role_change_is_asked_for_anew(script: Script) -> None:
     ready(script)
     good = script.answer_to(names.COMMAND_CELL)
     refused = as_application_error(CellRefused("S3 was away"))
-    script.on(names.COMMAND_CELL, lambda given, number: refused if number == 1 else good(given, number))
+    script.on(names.COMMAND_CELL, lambda input, number: refused if number == 1 else good(input, number))
     assert burst(script, 1, updates=1).version == 1
-    asked = [given.command_id for given in script.of(names.COMMAND_CELL)]
+    asked = [input.command_id for input in script.of(names.COMMAND_CELL)]
     assert len(set(asked)) == len(asked) == 3
 
 
@@ -85,9 +85,9 @@ def test_a_new_life_of_the_cell_takes_the_burst_up(script: Script) -> None:
     )
     good = script.answer_to(names.TRAIN_BATCH)
     dead = as_application_error(TrainerFailed("the trainer ended"))
-    script.on(names.TRAIN_BATCH, lambda given, number: dead if number == 2 else good(given, number))
+    script.on(names.TRAIN_BATCH, lambda input, number: dead if number == 2 else good(input, number))
     assert burst(script, 1, 2).version == 2
-    assert [(given.epoch, given.version) for given in script.of(names.TRAIN_BATCH)] == [
+    assert [(input.epoch, input.version) for input in script.of(names.TRAIN_BATCH)] == [
         (1, 1),
         (1, 2),
         (2, 2),
@@ -103,7 +103,7 @@ def test_what_cannot_be_trained_ends_the_burst_at_once(script: Script) -> None:
 
 
 def test_a_cell_walks_through_every_role_and_answers_a_repeat(script: Script) -> None:
-    script.on(names.ENTER_ROLE, lambda given, _: state(script, given.to_role))
+    script.on(names.ENTER_ROLE, lambda input, _: state(script, input.to_role))
     cell = ids.cell_id(script.run, 0)
     command = CellCommand(
         command_id="c1", cell_id=cell, epoch=1, from_role=CellRole.ROLLOUT, to_role=CellRole.TRAINING
@@ -122,7 +122,7 @@ def test_a_cell_walks_through_every_role_and_answers_a_repeat(script: Script) ->
         await handle.cancel()
 
     script.play(scene, 1)
-    assert [given.to_role for given in script.of(names.ENTER_ROLE)] == [
+    assert [input.to_role for input in script.of(names.ENTER_ROLE)] == [
         CellRole.DRAINING,
         CellRole.LOADING,
         CellRole.TRAINING,
@@ -132,8 +132,8 @@ def test_a_cell_walks_through_every_role_and_answers_a_repeat(script: Script) ->
 def test_a_cell_that_fails_a_step_says_so_and_lives_on(script: Script) -> None:
     script.on(
         names.ENTER_ROLE,
-        lambda given, number: (
-            as_application_error(EngineFailed("no answer")) if number == 2 else state(script, given.to_role)
+        lambda input, number: (
+            as_application_error(EngineFailed("no answer")) if number == 2 else state(script, input.to_role)
         ),
     )
     cell = ids.cell_id(script.run, 0)

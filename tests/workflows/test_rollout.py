@@ -43,21 +43,21 @@ def name(script: Script) -> str:
 def ready(script: Script) -> None:
     """Everything goes well."""
 
-    def opened(given: OpenAttemptInput, number: int) -> AttemptState:
-        stage = "provision" if number <= given.max_attempts else "exhausted"
-        state = {"attempt_id": f"{given.execution_id}/attempt/{number}", "number": number, "stage": stage}
+    def opened(input: OpenAttemptInput, number: int) -> AttemptState:
+        stage = "provision" if number <= input.max_attempts else "exhausted"
+        state = {"attempt_id": f"{input.execution_id}/attempt/{number}", "number": number, "stage": stage}
         return AttemptState.model_validate(state)
 
-    def folded(given: FoldInput, number: int) -> RolloutResult:
-        reward = 0.5 if given.reward_id else None
+    def folded(input: FoldInput, number: int) -> RolloutResult:
+        reward = 0.5 if input.reward_id else None
         return RolloutResult(
-            disposition=given.disposition,
+            disposition=input.disposition,
             reward=reward,
             num_attempts=len(script.of(names.OPEN_ATTEMPT)),
             num_calls=1,
             num_output_tokens=1,
             num_evaluations=len(script.of(names.EVALUATE_SNAPSHOT)),
-            detail=given.detail,
+            detail=input.detail,
         )
 
     script.on(names.OPEN_ATTEMPT, opened)
@@ -81,10 +81,10 @@ def sealed(calls: int) -> SealResult:
 
 def rollout(script: Script, limits: StageLimits = LIMITS) -> RolloutResult:
     async def scene(client: Client) -> Any:
-        given = RolloutInput(execution_id=name(script), task="a", host=HOST, limits=limits)
+        input = RolloutInput(execution_id=name(script), task="a", host=HOST, limits=limits)
         queue = ids.control_queue(script.run)
         return await client.execute_workflow(
-            "Rollout", given, id=name(script), task_queue=queue, result_type=RolloutResult
+            "Rollout", input, id=name(script), task_queue=queue, result_type=RolloutResult
         )
 
     return script.play(scene)
@@ -128,7 +128,7 @@ def test_an_attempt_that_failed_by_itself_is_followed_by_another(
 ) -> None:
     ready(script)
     script.on(names.RUN_HARNESS, lambda _, number: first if number == 1 else ended(0))
-    script.on(names.SEAL_ATTEMPT, lambda given, _: sealed(calls if "attempt/1" in given.attempt_id else 3))
+    script.on(names.SEAL_ATTEMPT, lambda input, _: sealed(calls if "attempt/1" in input.attempt_id else 3))
     assert rollout(script).disposition == Disposition.SCORED
     assert [each.attempt_id[-1] for each in script.of(names.RUN_HARNESS)] == ["1", "2"]
     assert len(script.of(names.TAKE_SNAPSHOT)) == 1
@@ -164,26 +164,26 @@ def test_d6_a_rollout_that_fails_as_a_workflow_is_excluded_alone(script: Script)
     broken = failed(BadInput("row is gone"))
     good = script.answer_to(names.OPEN_ATTEMPT)
 
-    def opened(given: OpenAttemptInput, number: int) -> Any:
-        if given.execution_id.endswith("/0"):
+    def opened(input: OpenAttemptInput, number: int) -> Any:
+        if input.execution_id.endswith("/0"):
             return broken
-        return good(given, 1)
+        return good(input, 1)
 
     script.on(names.OPEN_ATTEMPT, opened)
 
     async def scene(client: Client) -> QueryGroupResult:
         group = ids.group_id(script.run, 0)
-        given = QueryGroupInput(group_id=group, task="a", size=2, host=HOST, limits=LIMITS)
+        input = QueryGroupInput(group_id=group, task="a", size=2, host=HOST, limits=LIMITS)
         return await client.execute_workflow(
             "QueryGroup",
-            given,
+            input,
             id=group,
             task_queue=ids.control_queue(script.run),
             result_type=QueryGroupResult,
         )
 
     assert script.play(scene).status == "ready"
-    folds = {given.execution_id[-1]: given for given in script.of(names.FOLD_EXECUTION)}
+    folds = {input.execution_id[-1]: input for input in script.of(names.FOLD_EXECUTION)}
     assert folds["0"].disposition == Disposition.EXCLUDED
     assert "row is gone" in folds["0"].detail
     assert folds["1"].disposition == Disposition.SCORED
