@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from gyre.contracts.lifecycle import CellRole, Disposition, EndReason
 
 
-class Message(BaseModel):
+class Payload(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class StageLimits(Message):
+class StageLimits(Payload):
     """Time limits per stage and in all, in seconds, and budgets of tries."""
 
     provision_s: float
@@ -29,26 +29,26 @@ class StageLimits(Message):
 # Sandbox, snapshot, evaluation (activities/harness.py, snapshots.py, evaluator.py)
 
 
-class AttemptInput(Message):
+class AttemptInput(Payload):
     """``provision_workspace``: make the attempt's workspace from its task, once."""
 
     attempt_id: str
     limit_s: float
 
 
-class ProvisionResult(Message):
+class ProvisionResult(Payload):
     num_files: int
     num_bytes: int
 
 
-class HarnessInput(Message):
+class HarnessInput(Payload):
     """``run_harness``: start the harness or attach to it; return when it has ended."""
 
     attempt_id: str
     limit_s: float
 
 
-class HarnessResult(Message):
+class HarnessResult(Payload):
     end_reason: EndReason
     exit_code: int | None
     """None when the time limit killed it. Exit codes lie: nothing derives from it alone."""
@@ -57,7 +57,7 @@ class HarnessResult(Message):
     """One sentence when the sandbox failed, or ended the harness for its memory or disk."""
 
 
-class SealInput(Message):
+class SealInput(Payload):
     """``seal_attempt``: refuse further writes, then end every process of the attempt and make sure."""
 
     attempt_id: str
@@ -66,7 +66,7 @@ class SealInput(Message):
     failure: str | None = None
 
 
-class SealResult(Message):
+class SealResult(Payload):
     """What the sealed attempt recorded."""
 
     num_calls: int
@@ -76,14 +76,14 @@ class SealResult(Message):
     """Leaves of its tree."""
 
 
-class SnapshotInput(Message):
+class SnapshotInput(Payload):
     """``take_snapshot``: capture the sealed attempt's workspace into S3, once."""
 
     attempt_id: str
     limit_s: float
 
 
-class SnapshotResult(Message):
+class SnapshotResult(Payload):
     snapshot_id: str
     num_files: int
     num_bytes: int
@@ -91,7 +91,7 @@ class SnapshotResult(Message):
     """Files that differ from what was provisioned."""
 
 
-class EvaluateInput(Message):
+class EvaluateInput(Payload):
     """``evaluate_snapshot``: one try at scoring a snapshot in a fresh sandbox.
 
     Raises EvaluatorFailed when no valid reward came out; the workflow decides on another try.
@@ -107,7 +107,7 @@ class EvaluateInput(Message):
     """The budget's last try: its failure ends the evaluation."""
 
 
-class EvaluateResult(Message):
+class EvaluateResult(Payload):
     reward_id: str
     reward: float
     seconds: float
@@ -116,13 +116,13 @@ class EvaluateResult(Message):
 # Rollout and group (activities/executions.py)
 
 
-class OpenAttemptInput(Message):
+class OpenAttemptInput(Payload):
     execution_id: str
     host: str
     max_attempts: int
 
 
-class AttemptState(Message):
+class AttemptState(Payload):
     """Where to take the execution up: the newest attempt and the first stage it has not finished."""
 
     attempt_id: str
@@ -136,7 +136,7 @@ class AttemptState(Message):
     next_evaluation: int = 1
 
 
-class FoldInput(Message):
+class FoldInput(Payload):
     """``fold_execution``: commit the execution's one disposition."""
 
     execution_id: str
@@ -145,14 +145,14 @@ class FoldInput(Message):
     detail: str | None = None
 
 
-class RolloutInput(Message):
+class RolloutInput(Payload):
     execution_id: str
     task: str
     host: str
     limits: StageLimits
 
 
-class RolloutResult(Message):
+class RolloutResult(Payload):
     disposition: Disposition
     reward: float | None
     num_attempts: int
@@ -162,7 +162,7 @@ class RolloutResult(Message):
     detail: str | None = None
 
 
-class EvaluationInput(Message):
+class EvaluationInput(Payload):
     evaluation_id: str
     execution_id: str
     snapshot_id: str
@@ -170,7 +170,7 @@ class EvaluationInput(Message):
     limits: StageLimits
 
 
-class EvaluationResult(Message):
+class EvaluationResult(Payload):
     """``reward`` None: no valid reward within the budget of tries."""
 
     reward_id: str | None
@@ -179,7 +179,7 @@ class EvaluationResult(Message):
     failure: str | None = None
 
 
-class QueryGroupInput(Message):
+class QueryGroupInput(Payload):
     group_id: str
     task: str
     size: int
@@ -187,21 +187,21 @@ class QueryGroupInput(Message):
     limits: StageLimits
 
 
-class QueryGroupResult(Message):
+class QueryGroupResult(Payload):
     status: str
     scored: int
     placeholder: int
     excluded: int
 
 
-class GroupRef(Message):
+class GroupRef(Payload):
     group_id: str
 
 
 # Run, burst, cell (activities/decisions.py, trajectories.py, cells.py)
 
 
-class TrainingRunInput(Message):
+class TrainingRunInput(Payload):
     """State that a continue-as-new carries: nothing but how far it has read."""
 
     run: str
@@ -209,16 +209,16 @@ class TrainingRunInput(Message):
     """Highest group index whose workflow was started by this chain of runs."""
 
 
-class TrainingRunResult(Message):
+class TrainingRunResult(Payload):
     status: str
     updates: int
 
 
-class RunRef(Message):
+class RunRef(Payload):
     run: str
 
 
-class RunPlan(Message):
+class RunPlan(Payload):
     """What workflows need to know of the run file."""
 
     run: str
@@ -228,19 +228,19 @@ class RunPlan(Message):
     steps_before_new_history: int = 50
 
 
-class DecisionInput(Message):
+class DecisionInput(Payload):
     run: str
     last_group: int
 
 
-class GroupStart(Message):
+class GroupStart(Payload):
     group_id: str
     index: int
     task: str
     size: int
 
 
-class Decision(Message):
+class Decision(Payload):
     """What is due. ``start`` lists groups whose rows exist and whose workflows may not."""
 
     kind: Literal["start", "burst", "finish", "fail"]
@@ -250,12 +250,12 @@ class Decision(Message):
     reason: str | None = None
 
 
-class FinishInput(Message):
+class FinishInput(Payload):
     run: str
     failure: str | None = None
 
 
-class BurstInput(Message):
+class BurstInput(Payload):
     run: str
     version: int
     """The policy version it starts from."""
@@ -263,18 +263,18 @@ class BurstInput(Message):
     cell_id: str
 
 
-class BurstResult(Message):
+class BurstResult(Payload):
     version: int
     """The policy version it published."""
 
 
-class OpenBatchInput(Message):
+class OpenBatchInput(Payload):
     run: str
     version: int
     """The version its update makes."""
 
 
-class OpenBatchResult(Message):
+class OpenBatchResult(Payload):
     batch_id: str | None
     """None when fewer ready groups are there than a batch needs."""
     num_executions: int
@@ -282,7 +282,7 @@ class OpenBatchResult(Message):
     num_targets: int
 
 
-class CellState(Message):
+class CellState(Payload):
     cell_id: str
     role: CellRole
     epoch: int
@@ -290,11 +290,11 @@ class CellState(Message):
     """Policy version its engine serves."""
 
 
-class CellRef(Message):
+class CellRef(Payload):
     cell_id: str
 
 
-class CellCommand(Message):
+class CellCommand(Payload):
     """A role change. Refused unless (epoch, from_role) is what the cell is."""
 
     command_id: str
@@ -306,34 +306,34 @@ class CellCommand(Message):
     """Policy version the trainer must hold to train."""
 
 
-class CellInput(Message):
+class CellInput(Payload):
     """The Cell entity's state; carried over continue-as-new with the commands it has seen."""
 
     cell_id: str
     seen: dict[str, CellState] = Field(default_factory=dict[str, CellState])
 
 
-class TrainInput(Message):
+class TrainInput(Payload):
     cell_id: str
     epoch: int
     batch_id: str
     version: int
 
 
-class TrainResult(Message):
+class TrainResult(Payload):
     version: int
     loss: float
     grad_norm: float
     seconds: float
 
 
-class PublishInput(Message):
+class PublishInput(Payload):
     cell_id: str
     epoch: int
     version: int
 
 
-class PublishResult(Message):
+class PublishResult(Payload):
     version: int
     num_bytes: int
     seconds: float
