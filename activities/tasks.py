@@ -4,7 +4,7 @@ from pathlib import Path
 
 from db.harnesses import TaskOfExecution
 from gyre.contracts.errors import GyreError
-from gyre.settings.tasks import current_sha256
+from gyre.settings.task_folders import current_sha256
 
 
 def task_folder(task: TaskOfExecution, error: type[GyreError]) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from gyre.contracts.roles import Role, RoleRule
-from gyre.rules.roles import Evidence, role_of
+from gyre.rules.call_roles import Evidence, role_of
 from gyre.trajectory.canonical import CanonicalRequest
 
 

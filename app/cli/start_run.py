@@ -21,7 +21,7 @@ from gyre.contracts.lifecycle import RunStatus
 from gyre.settings.models import check_model
 from gyre.settings.runfile import RunFile, frozen_differences, load_run_file
 from gyre.settings.services import Services
-from gyre.settings.tasks import TaskFolder, load_tasks
+from gyre.settings.task_folders import TaskFolder, load_tasks
 from sandbox.adapters import check_harness
 
 EVALUATE_SLOTS = 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.demo import tasks
 from app.demo.tasks import Kind, Task
-from gyre.settings.tasks import load_tasks
+from gyre.settings.task_folders import load_tasks
 from sandbox.adapters import load_adapter
 
 WORD = "tamok"

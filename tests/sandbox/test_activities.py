@@ -40,7 +40,7 @@ from gyre.contracts.lifecycle import EndReason, EvaluationStatus
 from gyre.contracts.messages import AttemptInput, EvaluateInput, HarnessInput, SealInput, SnapshotInput
 from gyre.contracts.tokens import attempt_of_token
 from gyre.settings import Services
-from gyre.settings.tasks import folder_sha256
+from gyre.settings.task_folders import folder_sha256
 from sandbox.harness_process import attempt_directory, poll
 from tests.sandbox.conftest import Gateway, calls_shell, make_task, needs_bwrap, says, wait_until
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gyre.contracts.errors import BadInput, ProvisionFailed, SnapshotFailed, WorkspaceUnusable
-from gyre.settings.tasks import current_sha256, load_task, load_tasks
+from gyre.settings.task_folders import current_sha256, load_task, load_tasks
 from sandbox import workspace
 from sandbox.snapshot import capture, restore
 from tests.sandbox.conftest import make_task

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gyre.contracts.roles import ROLES, RoleRule
-from gyre.rules.roles import Evidence, holds, role_of
+from gyre.rules.call_roles import Evidence, holds, role_of
 
 SHOWN = Evidence({"x-kind": "b=2;a=1"}, ["shell", "agent"], "You are a robot.", "Sum up.")
 words = st.text("abc", max_size=3)
