@@ -10,9 +10,9 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class RunStatus(StrEnum):
+    # The database's CHECK also allows "paused", which was never written.
     CREATED = "created"
     RUNNING = "running"
-    PAUSED = "paused"
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -133,8 +133,7 @@ class FinishReason(StrEnum):
 
 RUN = {
     RunStatus.CREATED: {RunStatus.RUNNING, RunStatus.FAILED, RunStatus.STOPPED},
-    RunStatus.RUNNING: {RunStatus.PAUSED, RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED},
-    RunStatus.PAUSED: {RunStatus.RUNNING, RunStatus.FAILED, RunStatus.STOPPED},
+    RunStatus.RUNNING: {RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED},
     RunStatus.FINISHED: set[RunStatus](),
     # A failed or stopped run can be taken up again by `gyre run --resume`.
     RunStatus.FAILED: {RunStatus.RUNNING},
