@@ -1,14 +1,17 @@
-"""Commands to cells. ``CellControlActivities`` run beside the workflows; the effects of a command,
-``CellActivities``, are registered by a cell's supervisor on the queue of its present life."""
+"""Commands to cells.
+
+``CellControlActivities`` run in the worker process, next to the workflows. ``CellActivities`` carry a command
+out; a cell's supervisor registers them on the queue of the cell's current incarnation.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowUpdateFailedError
 
+from activities.heartbeats import heartbeats, poll
 from db import cells, run_state, waits
 from db.models import CellRow
 from db.session import Database, transaction
@@ -33,13 +36,10 @@ from gyre.durable.activities import (
 )
 from gyre.durable.failures import translated
 
-R = TypeVar("R")
-HEARTBEAT_S = 2.0
-
 
 @dataclass(frozen=True)
 class CellControlActivities:
-    """On ``<run>/control``."""
+    """Cell activities on ``<run>/control``."""
 
     database: Database
     client: Client
@@ -47,63 +47,57 @@ class CellControlActivities:
     @activity.defn(name=AWAIT_CELL.name)
     @translated
     async def await_cell(self, input: CellRef) -> CellState:
-        """Return when the cell's engine answers; heartbeats meanwhile."""
-        while True:
-            activity.heartbeat()
-            state = await asyncio.to_thread(self._read, input)
-            if state is not None:
-                return state
-            await asyncio.sleep(0.25)
+        """Return the cell's state once its engine answers."""
+        return await poll(lambda: self._serving_state(input))
 
     @activity.defn(name=COMMAND_CELL.name)
     @translated
     async def command_cell(self, input: CellCommand) -> CellState:
-        """Send the command to the Cell workflow as an Update under the command's own id."""
+        """Send the command to the Cell workflow as an Update whose id is the command's."""
         handle = self.client.get_workflow_handle(input.cell_id)
-        beat = asyncio.create_task(_beat())
-        try:
-            update = handle.execute_update  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-            return await update("command", input, id=input.command_id, result_type=CellState)
-        except WorkflowUpdateFailedError as error:
-            raise CellRefused(str(error.cause)) from error
-        finally:
-            beat.cancel()
+        update = handle.execute_update  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+        async with heartbeats():
+            try:
+                return await update("command", input, id=input.command_id, result_type=CellState)
+            except WorkflowUpdateFailedError as error:
+                raise CellRefused(str(error.cause)) from error
 
-    def _read(self, input: CellRef) -> CellState | None:
+    def _serving_state(self, input: CellRef) -> CellState | None:
+        """Read the cell's state; record a wait and return None while it has no engine."""
         with transaction(self.database) as session:
             row = session.get(CellRow, input.cell_id)
-            if row is None or row.engine_url is None:
-                waits.begin(
-                    session,
-                    run=run_of(input.cell_id),
-                    owner=input.cell_id,
-                    waits_for="an engine that answers",
-                    expected_s=60,
-                )
-                return None
-            waits.end(session, owner=input.cell_id)
-            return state_of(row)
+            if row is not None and row.engine_url is not None:
+                waits.end(session, owner=input.cell_id)
+                return _state_of(row)
+            waits.begin(
+                session,
+                run=run_of(input.cell_id),
+                owner=input.cell_id,
+                waits_for="an engine that answers",
+                expected_s=60,
+            )
+            return None
 
 
 class CellProcesses(Protocol):
-    """What a supervisor can do with its engine and trainer. Each call is idempotent."""
+    """A supervisor's power over its engine and trainer. Every call is idempotent."""
 
     async def enter(self, command: CellCommand) -> None:
         """Bring both processes into the role's state. Raises EngineFailed or TrainerFailed."""
         ...
 
-    async def train(self, input: TrainInput) -> TrainResult:
-        """Run the batch to its durable version."""
+    async def train(self, input: TrainInput, /) -> TrainResult:
+        """Train the batch until its version is durable."""
         ...
 
-    async def publish(self, input: PublishInput) -> PublishResult:
+    async def publish(self, input: PublishInput, /) -> PublishResult:
         """Expose the version and have the engine pull and verify it."""
         ...
 
 
 @dataclass(frozen=True)
 class CellActivities:
-    """On ``<run>/cell/<c>/<epoch>``."""
+    """Effects of commands, on ``<run>/cell/<c>/<epoch>``."""
 
     database: Database
     processes: CellProcesses
@@ -112,52 +106,39 @@ class CellActivities:
     @translated
     async def enter_role(self, input: CellCommand) -> CellState:
         """Do what the role needs, then commit the transition under the epoch fence."""
-        await _beating(lambda: self.processes.enter(input))
-        return await asyncio.to_thread(self._commit, input)
+        async with heartbeats():
+            await self.processes.enter(input)
+        return await asyncio.to_thread(self._commit_role, input)
 
     @activity.defn(name=TRAIN_BATCH.name)
     @translated
     async def train_batch(self, input: TrainInput) -> TrainResult:
-        """Train a stored batch; a version that is durable already is answered as it is."""
-        return await _beating(lambda: self.processes.train(input))
+        """Train a stored batch. A version that is already durable is returned as it is."""
+        async with heartbeats():
+            return await self.processes.train(input)
 
     @activity.defn(name=PUBLISH_WEIGHTS.name)
     @translated
     async def publish_weights(self, input: PublishInput) -> PublishResult:
-        """Move the weights to the cell's engine and say so in Postgres."""
-        result = await _beating(lambda: self.processes.publish(input))
-        await asyncio.to_thread(self._published, input, result)
+        """Move the weights to the cell's engine and record in Postgres that it serves them."""
+        async with heartbeats():
+            result = await self.processes.publish(input)
+        await asyncio.to_thread(self._commit_version, input, result)
         return result
 
-    def _commit(self, input: CellCommand) -> CellState:
+    def _commit_role(self, input: CellCommand) -> CellState:
         with transaction(self.database) as session:
-            return state_of(cells.enter(session, input))
+            return _state_of(cells.enter(session, input))
 
-    def _published(self, input: PublishInput, result: PublishResult) -> None:
-        run = run_of(input.cell_id)
+    def _commit_version(self, input: PublishInput, result: PublishResult) -> None:
         with transaction(self.database) as session:
             if result.version != input.version:
-                raise EngineFailed(f"engine serves {result.version}, not {input.version}")
+                raise EngineFailed(f"the engine serves version {result.version}, not {input.version}")
             cells.serve_version(session, CellId(input.cell_id), input.epoch, result.version)
-            run_state.mark_published(session, run, result.version, result.num_bytes)
+            run_state.mark_published(session, run_of(input.cell_id), result.version, result.num_bytes)
 
 
-def state_of(row: CellRow) -> CellState:
+def _state_of(row: CellRow) -> CellState:
     return CellState(
         cell_id=row.id, role=CellRole(row.role), epoch=row.epoch, version=row.engine_version or 0
     )
-
-
-async def _beating(work: Callable[[], Awaitable[R]]) -> R:
-    """Heartbeat while the work goes on, so that a dead supervisor is noticed in seconds."""
-    beat = asyncio.create_task(_beat())
-    try:
-        return await work()
-    finally:
-        beat.cancel()
-
-
-async def _beat() -> None:
-    while True:
-        activity.heartbeat()
-        await asyncio.sleep(HEARTBEAT_S)

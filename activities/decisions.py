@@ -1,6 +1,5 @@
-"""What is due in a run: rules evaluated on one database snapshot, committed in the same transaction."""
+"""Decisions of a run: rules are evaluated on one database snapshot and committed in the same transaction."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.orm import Session
 from temporalio import activity
 
+from activities.heartbeats import poll
 from db import cells, groups, run_state, waits
 from db.session import Database, transaction
 from gyre.contracts.ids import RunId
@@ -38,22 +38,20 @@ from gyre.rules.dispatch import task_order
 from gyre.rules.waterlevel import Supply, observe_supply
 from gyre.settings import RunFile
 
-POLL_S = 0.25
-"""Between two looks at Postgres: small against a rollout, large against a look (milliseconds)."""
-
 
 @dataclass
 class DecisionActivities:
-    """On ``<run>/control``."""
+    """Activities of TrainingRun, on ``<run>/control``."""
 
     database: Database
     host: str
     _supply: dict[str, Supply] = field(default_factory=dict[str, Supply])
+    """Supply of ready groups per run, observed at every poll."""
 
     @activity.defn(name=LOAD_PLAN.name)
     @translated
     def load_plan(self, input: RunRef) -> RunPlan:
-        """Mark the run as running and give workflows what they need of the run file."""
+        """Mark the run as running and return the part of its run file that workflows need."""
         with transaction(self.database) as session:
             config = RunFile.model_validate(run_state.newest_config(session, input.run))
             run_state.advance_status(session, input.run, RunStatus.RUNNING)
@@ -69,13 +67,8 @@ class DecisionActivities:
     @activity.defn(name=AWAIT_DECISION.name)
     @translated
     async def await_decision(self, input: DecisionInput) -> Decision:
-        """Return when something is due, and not before. Heartbeats while it waits."""
-        while True:
-            activity.heartbeat()
-            decision = await asyncio.to_thread(self._decide, input)
-            if decision is not None:
-                return decision
-            await asyncio.sleep(POLL_S)
+        """Return the next decision as soon as something is due."""
+        return await poll(lambda: self._decide(input))
 
     @activity.defn(name=FINISH_RUN.name)
     @translated
@@ -88,16 +81,16 @@ class DecisionActivities:
             return TrainingRunResult(status=status, updates=run_state.newest_version(session, input.run))
 
     def _decide(self, input: DecisionInput) -> Decision | None:
+        """Start committed groups first, then take the step that the rules name. None: nothing is due."""
         with transaction(self.database) as session:
             groups.lock_run(session, input.run)
             if starts := _starts(session, input):
                 return Decision(kind="start", groups=starts)
             config = RunFile.model_validate(run_state.newest_config(session, input.run))
-            view = self._look(session, input.run, config)
-            step = next_step(_schedule(config), view)
-            return _commit(session, input, config, step, view)
+            view = self._view(session, input.run, config)
+            return _take(next_step(_schedule(config), view), session, input, config, view)
 
-    def _look(self, session: Session, run: str, config: RunFile) -> RunView:
+    def _view(self, session: Session, run: str, config: RunFile) -> RunView:
         counts = groups.count_by_status(session, run)
         ready, now_s = counts.get(GroupStatus.READY, 0), time.monotonic()
         schedule, updates = _schedule(config), run_state.newest_version(session, run)
@@ -121,22 +114,24 @@ class DecisionActivities:
 
 
 def _starts(session: Session, input: DecisionInput) -> list[GroupStart]:
+    """Return dispatched groups whose workflows this chain of runs has not started yet."""
     return [
         GroupStart(group_id=row.id, index=row.index, task=task, size=row.size)
         for row, task in groups.to_start(session, input.run, input.last_group)
     ]
 
 
-def _commit(
-    session: Session, input: DecisionInput, config: RunFile, step: Step, view: RunView
+def _take(
+    step: Step, session: Session, input: DecisionInput, config: RunFile, view: RunView
 ) -> Decision | None:
-    """Write what the step needs written. None means: look again."""
+    """Write the rows that the step needs and return what workflows do next; None means to poll again."""
     run = RunId(input.run)
     if step.kind is StepKind.DISPATCH:
         _dispatch_train(session, run, config, step.count, view.updates)
-    elif step.kind in (StepKind.HELDOUT_BEFORE, StepKind.HELDOUT_AFTER):
-        phase = "before" if step.kind is StepKind.HELDOUT_BEFORE else "after"
-        _dispatch_heldout(session, run, config, phase, view.updates)
+    elif step.kind is StepKind.HELDOUT_BEFORE:
+        _dispatch_heldout(session, run, config, "before", view.updates)
+    elif step.kind is StepKind.HELDOUT_AFTER:
+        _dispatch_heldout(session, run, config, "after", view.updates)
     elif step.kind is StepKind.BURST:
         waits.end(session, owner=f"run/{run}")
         return Decision(kind="burst", version=view.updates, num_updates=step.count)
@@ -145,7 +140,13 @@ def _commit(
     elif step.kind is StepKind.FAIL:
         return Decision(kind="fail", reason=step.reason)
     else:
-        _note_wait(session, run, config, view)
+        waits.begin(
+            session,
+            run=run,
+            owner=f"run/{run}",
+            waits_for="a cell that serves" if view.capacity == 0 else "executions in progress",
+            expected_s=60 if view.capacity == 0 else config.limits.total_s,
+        )
         return None
     starts = _starts(session, input)
     return Decision(kind="start", groups=starts) if starts else None
@@ -176,16 +177,6 @@ def _dispatch_heldout(session: Session, run: RunId, config: RunFile, phase: str,
                 session, run, task, index=index, size=size, version=version, purpose=purpose, phase=phase
             )
             index += 1
-
-
-def _note_wait(session: Session, run: RunId, config: RunFile, view: RunView) -> None:
-    waits.begin(
-        session,
-        run=run,
-        owner=f"run/{run}",
-        waits_for="a cell that serves" if view.capacity == 0 else "executions in progress",
-        expected_s=60 if view.capacity == 0 else config.limits.total_s,
-    )
 
 
 def _schedule(config: RunFile) -> Schedule:

@@ -1,4 +1,4 @@
-"""Scores a snapshot in a fresh sandbox. A reward that is committed once is never computed again."""
+"""Score a snapshot in a fresh sandbox. A committed reward is never computed again."""
 
 import tempfile
 import time
@@ -6,9 +6,8 @@ from pathlib import Path
 
 from temporalio import activity
 
-from activities.beating import beating
-from activities.harness import sandbox_limits
-from activities.tasks import task_folder
+from activities.heartbeats import heartbeats_from_thread
+from activities.sandbox_inputs import sandbox_limits, task_folder
 from db import evaluations, harnesses, snapshots
 from db.harnesses import TaskOfExecution
 from db.models import RewardRow, SnapshotRow
@@ -25,7 +24,7 @@ from sandbox.evaluate import EvaluationFailure, EvaluationOutcome, evaluate
 
 
 class EvaluatorActivities:
-    """Runs on any host that has the tasks and reaches S3."""
+    """Activities of Evaluation, on any host that has the tasks and reaches S3."""
 
     def __init__(self, *, boot: WorkerBoot, services: Services, database: Database) -> None:
         self._database, self._boot = database, boot
@@ -34,49 +33,42 @@ class EvaluatorActivities:
     @activity.defn(name=EVALUATE_SNAPSHOT.name)
     @translated
     def evaluate_snapshot(self, input: EvaluateInput) -> EvaluateResult:
-        """One try. Raises EvaluatorFailed, recorded with its reason, when no valid reward came out.
+        """Try once to score the snapshot. Without a valid reward, record why and raise EvaluatorFailed.
 
-        A snapshot that is not in the store or cannot be unpacked gives no reward either. An S3 that is away
-        is no verdict: its error is boto's own, and the try is made again.
+        A snapshot that is missing from the store or cannot be unpacked has no valid reward either. An
+        outage of S3 says nothing about the work: boto's own error is raised, and Temporal repeats the try.
         """
-        with beating():
-            return self._evaluate(input)
-
-    def _evaluate(self, input: EvaluateInput) -> EvaluateResult:
-        evaluation, execution = EvaluationId(input.evaluation_id), ExecutionId(input.execution_id)
         began = time.monotonic()
-        reward, row, task = self._open(input, evaluation, execution)
-        if reward is None:
-            outcome = self._try(input, evaluation, row, task)
-            with transaction(self._database) as session:
-                reward = evaluations.succeed(
-                    session,
-                    evaluation,
-                    execution=execution,
-                    value=outcome.reward,
-                    try_number=input.try_number,
-                    output_tail=outcome.output_tail,
-                )
-        seconds = time.monotonic() - began
-        return EvaluateResult(reward_id=reward.id, reward=reward.value, seconds=seconds)
+        with heartbeats_from_thread():
+            reward, row, task = self._open(input)
+            if reward is None:
+                outcome = self._try(input, row, task)
+                with transaction(self._database) as session:
+                    reward = evaluations.succeed(
+                        session,
+                        EvaluationId(input.evaluation_id),
+                        execution=ExecutionId(input.execution_id),
+                        value=outcome.reward,
+                        try_number=input.try_number,
+                        output_tail=outcome.output_tail,
+                    )
+        return EvaluateResult(reward_id=reward.id, reward=reward.value, seconds=time.monotonic() - began)
 
-    def _open(
-        self, input: EvaluateInput, evaluation: EvaluationId, execution: ExecutionId
-    ) -> tuple[RewardRow | None, SnapshotRow, TaskOfExecution]:
+    def _open(self, input: EvaluateInput) -> tuple[RewardRow | None, SnapshotRow, TaskOfExecution]:
+        """Open the evaluation unless it is open. The reward is there if an earlier try committed it."""
+        evaluation, execution = EvaluationId(input.evaluation_id), ExecutionId(input.execution_id)
         snapshot = SnapshotId(input.snapshot_id)
         with transaction(self._database) as session:
             row = snapshots.get(session, snapshot)
             if row is None:
-                raise EvaluatorFailed(f"{snapshot}: no such snapshot")
+                raise EvaluatorFailed(f"there is no snapshot {snapshot}")
             evaluations.open_evaluation(
                 session, evaluation, execution=execution, snapshot=snapshot, number=input.number
             )
             task = harnesses.task_of(session, execution)
             return evaluations.reward_of(session, evaluation), row, task
 
-    def _try(
-        self, input: EvaluateInput, evaluation: EvaluationId, row: SnapshotRow, task: TaskOfExecution
-    ) -> EvaluationOutcome:
+    def _try(self, input: EvaluateInput, row: SnapshotRow, task: TaskOfExecution) -> EvaluationOutcome:
         scratch = Path(self._boot.state_dir) / "evaluations"
         scratch.mkdir(parents=True, exist_ok=True)
         try:
@@ -91,7 +83,7 @@ class EvaluatorActivities:
             with transaction(self._database) as session:
                 evaluations.note_failure(
                     session,
-                    evaluation,
+                    EvaluationId(input.evaluation_id),
                     try_number=input.try_number,
                     failure=str(error),
                     output_tail=tail,

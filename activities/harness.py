@@ -3,14 +3,12 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 from temporalio import activity
-from temporalio.client import WorkflowHandle
 
-from activities.beating import beating
+from activities.heartbeats import HEARTBEAT_S, heartbeats_from_thread
 from activities.milestones import Milestones
-from activities.tasks import task_folder
+from activities.sandbox_inputs import sandbox_limits, task_folder
 from db import attempts, executions, harnesses
 from db.harnesses import TaskOfExecution
 from db.session import Database, transaction
@@ -33,34 +31,30 @@ from sandbox import adapters, workspace
 from sandbox.harness_process import (
     HarnessSpec,
     HarnessStatus,
-    Limits,
     attempt_directory,
     kill,
     poll,
     start_or_attach,
 )
 
-HEARTBEAT_S = 1.0
-SHORTEST_LOOK_S, LONGEST_LOOK_S, LOOK_SHARE = 0.05, 0.5, 0.02
-"""Between two looks at the supervisor's status file: a share of the time the harness has run, so that
-the end of a short one is seen at once and a long one costs next to nothing."""
+SHORTEST_POLL_S, LONGEST_POLL_S, POLL_SHARE = 0.05, 0.5, 0.02
+"""Period of polls of the supervisor's status file: a share of the harness's age, so that the end of a short
+run is seen at once and a long run costs next to nothing."""
 
 
 class HarnessActivities:
-    """Runs on the host whose ``state_dir`` holds the attempts: re-attaching needs their files.
-
-    Takes what every class of activities takes; it needs no service but the database.
-    """
+    """Activities on the host whose ``state_dir`` holds the attempts: re-attaching needs their files."""
 
     def __init__(self, *, boot: WorkerBoot, services: Services, database: Database) -> None:
+        """``services`` is not used: every class of activities takes the same arguments."""
         self._database, self._boot = database, boot
 
     @activity.defn(name=PROVISION_WORKSPACE.name, no_thread_cancel_exception=True)
     @translated
     def provision_workspace(self, input: AttemptInput) -> ProvisionResult:
-        """Make the attempt's workspace, once. Raises ProvisionFailed; Fenced if the attempt is sealed."""
+        """Make the attempt's workspace, once. Raises ProvisionFailed, and Fenced if the attempt is sealed."""
         attempt = AttemptId(input.attempt_id)
-        with beating():
+        with heartbeats_from_thread():
             environment = task_folder(self._open_task(attempt), ProvisionFailed) / "environment"
             done = workspace.provision(environment, self._directory(attempt), limit_s=input.limit_s)
         return ProvisionResult(num_files=done.num_files, num_bytes=done.num_bytes)
@@ -70,19 +64,22 @@ class HarnessActivities:
     async def run_harness(self, input: HarnessInput) -> HarnessResult:
         """Start the harness or attach to it, and return when it has ended.
 
-        Its processes are ended here only when cancellation was requested. A worker that shuts down, or
-        whose heartbeat came too late, leaves them alone: the next one attaches.
+        Its processes are killed here only if cancellation was requested. A worker that shuts down, or whose
+        heartbeat came too late, leaves them alone: the next worker attaches.
         """
         attempt = AttemptId(input.attempt_id)
         directory, began = self._directory(attempt), time.monotonic()
-        milestones = Milestones(self._database, attempt, lambda: _rollout(attempt))
+        milestones = Milestones(
+            self._database, attempt, lambda: activity.client().get_workflow_handle(execution_of(attempt))
+        )
         try:
             status = await asyncio.to_thread(self._start, attempt, input.limit_s)
             while status.state != "exited":
+                # Sent from this loop, not from a task: a loop that hangs must be noticed.
                 activity.heartbeat()
-                await milestones.tell_if_due()
-                look_s = min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
-                status = await _next_status(directory, HEARTBEAT_S, look_s)
+                await milestones.signal_if_due()
+                poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, POLL_SHARE * (time.monotonic() - began)))
+                status = await _next_status(directory, HEARTBEAT_S, poll_s)
         except asyncio.CancelledError:
             details = activity.cancellation_details()
             if details is not None and details.cancel_requested:
@@ -99,21 +96,19 @@ class HarnessActivities:
     @activity.defn(name=SEAL_ATTEMPT.name, no_thread_cancel_exception=True)
     @translated
     def seal_attempt(self, input: SealInput) -> SealResult:
-        """Refuse further writes, then end every process of the attempt and make sure."""
-        with beating():
-            return self._seal(AttemptId(input.attempt_id), input)
-
-    def _seal(self, attempt: AttemptId, input: SealInput) -> SealResult:
-        with transaction(self._database) as session:
-            attempts.seal(
-                session, attempt, input.end_reason, exit_code=input.exit_code, failure=input.failure
-            )
+        """Refuse further writes, then kill every process of the attempt and return what it recorded."""
+        attempt = AttemptId(input.attempt_id)
         directory = self._directory(attempt)
-        kill(directory)
-        # Holds the attempt's token, which is of no use to anybody any more.
-        (directory / "spec.json").unlink(missing_ok=True)
-        with transaction(self._database) as session:
-            recorded = executions.call_totals(session, attempt)
+        with heartbeats_from_thread():
+            with transaction(self._database) as session:
+                attempts.seal(
+                    session, attempt, input.end_reason, exit_code=input.exit_code, failure=input.failure
+                )
+            kill(directory)
+            # It holds the attempt's token, which is void now.
+            (directory / "spec.json").unlink(missing_ok=True)
+            with transaction(self._database) as session:
+                recorded = executions.call_totals(session, attempt)
         return SealResult(
             num_calls=recorded.num_calls,
             num_input_tokens=recorded.num_input_tokens,
@@ -122,8 +117,8 @@ class HarnessActivities:
         )
 
     def _start(self, attempt: AttemptId, limit_s: float) -> HarnessStatus:
-        directory = self._directory(attempt)
-        status = poll(directory)
+        # Attaching needs neither the task's folder nor an open attempt.
+        status = poll(self._directory(attempt))
         return start_or_attach(self._spec(attempt, limit_s)) if status.state == "absent" else status
 
     def _spec(self, attempt: AttemptId, limit_s: float) -> HarnessSpec:
@@ -146,36 +141,22 @@ class HarnessActivities:
         )
 
     def _open_task(self, attempt: AttemptId) -> TaskOfExecution:
+        """Return the attempt's task. Raises Fenced if the attempt is sealed."""
         with transaction(self._database) as session:
             if not harnesses.is_open(session, attempt):
-                raise Fenced(f"{attempt} is sealed: nothing can be started for it any more")
+                raise Fenced(f"{attempt} is sealed: nothing more can be started for it")
             return harnesses.task_of(session, execution_of(attempt))
 
     def _directory(self, attempt: AttemptId) -> Path:
         return attempt_directory(self._boot.state_dir, attempt)
 
 
-def sandbox_limits(task: TaskOfExecution) -> Limits:
-    """The limits of a sandbox that the run file gives."""
-    limits = task.resolved["limits"]
-    return Limits(
-        memory_bytes=limits["memory_bytes"],
-        processes=limits["processes"],
-        workspace_bytes=limits["workspace_bytes"],
-    )
-
-
-async def _next_status(directory: Path, patience_s: float, look_s: float) -> HarnessStatus:
-    """The status when it has ended, or what it is after ``patience_s``; looked at each ``look_s``."""
+async def _next_status(directory: Path, patience_s: float, poll_s: float) -> HarnessStatus:
+    """Poll until the harness has ended, but for ``patience_s`` at most; return its status."""
     loop = asyncio.get_running_loop()
     until = loop.time() + patience_s
     while True:
         status = poll(directory)
         if status.state == "exited" or loop.time() >= until:
             return status
-        await asyncio.sleep(look_s)
-
-
-def _rollout(attempt: AttemptId) -> WorkflowHandle[Any, Any]:
-    """The workflow whose activity this is."""
-    return activity.client().get_workflow_handle(execution_of(attempt))
+        await asyncio.sleep(poll_s)

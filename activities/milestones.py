@@ -1,4 +1,4 @@
-"""Tells a rollout's history what its harness has done so far, so that the history alone is worth reading."""
+"""Milestones: signals that make a rollout's history tell how far its harness has come."""
 
 import asyncio
 import time
@@ -15,11 +15,11 @@ from db.session import Database, transaction
 from gyre.contracts.ids import AttemptId
 
 EVERY_S = 60.0
-"""At most one a minute: an hour's rollout stays far below what a history holds."""
+"""At most one per minute, so that an hour's rollout stays far below the limits of a history."""
 
 
 class Milestones:
-    """Signals ``milestone`` to one Rollout when the record has grown; a lost one is nothing."""
+    """Signals ``milestone`` to one Rollout when the record has grown. A lost signal does no harm."""
 
     def __init__(
         self,
@@ -30,30 +30,30 @@ class Milestones:
     ) -> None:
         self._database, self._attempt, self._rollout, self._clock = database, attempt, rollout, clock
         self._began = self._last = clock()
-        self._told = CallTotals(0, 0, 0, 0)
+        self._sent = CallTotals(0, 0, 0, 0)
 
-    async def tell_if_due(self) -> None:
-        """A minute after the last: read the record and signal what is new."""
+    async def signal_if_due(self) -> None:
+        """Read the record and signal what is new, unless that was done less than ``EVERY_S`` ago."""
         now = self._clock()
         if now - self._last < EVERY_S:
             return
         self._last = now
         try:
             totals = await asyncio.to_thread(self._read)
-            if totals == self._told:
+            if totals == self._sent:
                 return
-            await self._rollout().signal("milestone", sentence(self._attempt, now - self._began, totals))
+            await self._rollout().signal("milestone", _sentence(self._attempt, now - self._began, totals))
         except (RPCError, SQLAlchemyError):
-            return  # What is not told must not end a harness; the next minute tells more.
-        self._told = totals
+            return  # A milestone must not end a harness; the next one covers this one's calls too.
+        self._sent = totals
 
     def _read(self) -> CallTotals:
         with transaction(self._database) as session:
             return executions.call_totals(session, self._attempt)
 
 
-def sentence(attempt: str, seconds: float, totals: CallTotals) -> str:
-    """``attempt 1, 12 min: 30 calls, 4521 tokens sampled, 2 branches``."""
+def _sentence(attempt: str, seconds: float, totals: CallTotals) -> str:
+    """Return ``attempt 1, 12 min: 30 calls, 4521 tokens sampled, 2 branches``."""
     number, minutes = attempt.rsplit("/", 1)[1], round(seconds / 60)
     return (
         f"attempt {number}, {minutes} min: {totals.num_calls} calls, "

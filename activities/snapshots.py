@@ -1,11 +1,11 @@
-"""The work an attempt left behind: captured into S3 once, after the attempt was sealed."""
+"""Capture an attempt's work into S3, once, after the attempt was sealed."""
 
 import tempfile
 from pathlib import Path
 
 from temporalio import activity
 
-from activities.beating import beating
+from activities.heartbeats import heartbeats_from_thread
 from db import harnesses, snapshots
 from db.models import SnapshotRow
 from db.object_store import BlobStore
@@ -21,15 +21,17 @@ from sandbox import snapshot, workspace
 from sandbox.deadline import Deadline
 from sandbox.harness_process import attempt_directory, poll
 
+FOLDERS = ("workspace", "home", "etc")
+"""Folders of an attempt that nobody needs once its work is saved."""
 ARCHIVE = "archive-"
 SLOW_TRIES = 3
-"""A machine may be busy once; what took too long so often is not tried again."""
+"""Tries that may take too long, since a machine may be busy once; the last one is final."""
 SLACK = 2
-"""A workspace is looked at once a second, so it may hold more than its cap when its harness is ended."""
+"""Bytes captured at most, in workspace caps: sizes are checked once per second, so a cap can be overshot."""
 
 
 class SnapshotActivities:
-    """Runs on the host that has the attempt's workspace."""
+    """Activities on the host that holds the attempt's workspace."""
 
     def __init__(self, *, boot: WorkerBoot, services: Services, database: Database) -> None:
         self._database, self._boot = database, boot
@@ -38,40 +40,43 @@ class SnapshotActivities:
     @activity.defn(name=TAKE_SNAPSHOT.name, no_thread_cancel_exception=True)
     @translated
     def take_snapshot(self, input: SnapshotInput) -> SnapshotResult:
-        """Capture the sealed attempt's workspace, store it, record it; then remove the workspace.
+        """Capture the sealed attempt's workspace, store it and record it; then remove the workspace.
 
-        Raises Fenced while the attempt is open, SnapshotFailed if it cannot be captured in time,
+        Raises Fenced while the attempt is open, SnapshotFailed if it cannot be captured in time, and
         WorkspaceUnusable if it never can be.
         """
         over = SnapshotFailed if activity.info().attempt < SLOW_TRIES else WorkspaceUnusable
         deadline = Deadline(input.limit_s, over, f"saving the workspace of {input.attempt_id}")
-        with beating():
-            return self._save(AttemptId(input.attempt_id), deadline)
-
-    def _save(self, attempt: AttemptId, deadline: Deadline) -> SnapshotResult:
+        attempt = AttemptId(input.attempt_id)
         directory = attempt_directory(self._boot.state_dir, attempt)
-        row = self._saved(attempt) or self._take_once(attempt, directory, deadline)
-        # Of a try whose worker was killed, the archive is left too.
-        done_with = [directory / name for name in ("workspace", "home", "etc")]
-        for folder in [*done_with, *directory.glob(f"{ARCHIVE}*")]:
-            workspace.remove(folder)
-        return _result(row)
+        with heartbeats_from_thread():
+            row = self._saved(attempt) or self._save(attempt, directory, deadline)
+            # A try whose worker was killed leaves its archive behind.
+            for folder in [*(directory / name for name in FOLDERS), *directory.glob(f"{ARCHIVE}*")]:
+                workspace.remove(folder)
+        return SnapshotResult(
+            snapshot_id=row.id,
+            num_files=row.num_files,
+            num_bytes=row.num_bytes,
+            num_changed_files=row.manifest["num_changed_files"],
+        )
 
     def _saved(self, attempt: AttemptId) -> SnapshotRow | None:
+        """Return the snapshot if there is one already. Raises Fenced while the attempt is open."""
         with transaction(self._database) as session:
             snapshots.require_sealed(session, attempt)
             return snapshots.of_attempt(session, attempt)
 
-    def _take_once(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> SnapshotRow:
-        """A try that timed out may end after all: it saves the work and removes it under this one."""
+    def _save(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> SnapshotRow:
         try:
-            return self._take(attempt, directory, deadline)
+            return self._capture(attempt, directory, deadline)
         except (SnapshotFailed, OSError):
+            # A timed-out earlier try may still finish and delete the workspace while this one works.
             if (row := self._saved(attempt)) is None:
                 raise
             return row
 
-    def _take(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> SnapshotRow:
+    def _capture(self, attempt: AttemptId, directory: Path, deadline: Deadline) -> SnapshotRow:
         if poll(directory).state in ("starting", "running"):
             raise SnapshotFailed(f"processes of {attempt} are still there; it has to be sealed first")
         if not (directory / "provisioned.json").exists():
@@ -79,7 +84,7 @@ class SnapshotActivities:
         with transaction(self._database) as session:
             resolved = harnesses.task_of(session, execution_of(attempt)).resolved
         work, max_bytes = directory / "workspace", SLACK * resolved["limits"]["workspace_bytes"]
-        # A folder for each try: one that timed out may still be writing its archive.
+        # One folder per try: a timed-out earlier try may still be writing its archive.
         with tempfile.TemporaryDirectory(prefix=ARCHIVE, dir=directory, ignore_cleanup_errors=True) as own:
             archive = Path(own) / "snapshot.tar.zst"
             manifest = snapshot.capture(work, archive, max_bytes=max_bytes, deadline=deadline)
@@ -95,12 +100,3 @@ class SnapshotActivities:
                 num_bytes=manifest.num_bytes,
                 manifest=manifest.document() | {"num_changed_files": changed},
             )
-
-
-def _result(row: SnapshotRow) -> SnapshotResult:
-    return SnapshotResult(
-        snapshot_id=row.id,
-        num_files=row.num_files,
-        num_bytes=row.num_bytes,
-        num_changed_files=row.manifest["num_changed_files"],
-    )

@@ -52,7 +52,7 @@ def test_one_signal_a_minute_and_only_of_news(
             now = second
             if index < 4:
                 add_call(database, execution, attempt, index)
-            await milestones.tell_if_due()
+            await milestones.signal_if_due()
         history = await rollout.fetch_history()
         await rollout.terminate()
         return [
@@ -73,5 +73,5 @@ def test_a_database_that_is_away_ends_nothing() -> None:
     attempt = AttemptId("run/r/group/0/rollout/0/attempt/1")
     milestones = Milestones(away, attempt, lambda: pytest.fail("nothing was read"), clock=lambda: next(times))
     for _ in range(2):
-        asyncio.run(milestones.tell_if_due())
+        asyncio.run(milestones.signal_if_due())
     away.dispose()
