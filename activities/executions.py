@@ -1,11 +1,13 @@
-"""Executions and groups in Postgres: take up, fold, settle."""
+"""Executions and groups in Postgres: resume, fold, settle."""
 
 from dataclasses import dataclass
 
 from temporalio import activity
 
-from db import executions, groups, waits
+from db import executions, groups
+from db.models import ExecutionRow
 from db.session import Database, transaction
+from gyre.contracts.errors import IllegalTransition
 from gyre.contracts.ids import ExecutionId, GroupId
 from gyre.contracts.lifecycle import Disposition
 from gyre.contracts.messages import (
@@ -22,14 +24,14 @@ from gyre.durable.failures import translated
 
 @dataclass(frozen=True)
 class ExecutionActivities:
-    """Short transactions on ``<run>/short``."""
+    """Short transactions, on ``<run>/short``."""
 
     database: Database
 
     @activity.defn(name=OPEN_ATTEMPT.name)
     @translated
     def open_attempt(self, input: OpenAttemptInput) -> AttemptState:
-        """The stage at which to take the execution up; opens an attempt when one is due."""
+        """Return the stage at which to resume the execution; open its next attempt when one is due."""
         with transaction(self.database) as session:
             execution = ExecutionId(input.execution_id)
             return executions.resume_point(session, execution, input.host, input.max_attempts)
@@ -37,20 +39,23 @@ class ExecutionActivities:
     @activity.defn(name=FOLD_EXECUTION.name)
     @translated
     def fold_execution(self, input: FoldInput) -> RolloutResult:
-        """Commit the disposition and say what was committed, which on a repeat is the first."""
+        """Commit the disposition and return what is committed: the first one, if this is a repeat.
+
+        Without a disposition, only read. Raises IllegalTransition if there is nothing committed to read.
+        """
         execution = ExecutionId(input.execution_id)
         with transaction(self.database) as session:
-            row = executions.fold(
-                session,
-                execution,
-                input.disposition,
-                reward=input.reward_id,
-                detail=input.detail,
-            )
+            if input.disposition is None:
+                row = session.get_one(ExecutionRow, execution)
+            else:
+                row = executions.fold(
+                    session, execution, input.disposition, reward=input.reward_id, detail=input.detail
+                )
+            if row.disposition is None:
+                raise IllegalTransition(f"{execution} is {row.status}: it has no disposition yet")
             totals = executions.execution_totals(session, execution)
-            waits.end(session, owner=execution)
             return RolloutResult(
-                disposition=Disposition(row.disposition or input.disposition),
+                disposition=Disposition(row.disposition),
                 reward=executions.reward_value(session, row.reward_id),
                 num_attempts=executions.num_attempts(session, execution),
                 num_calls=totals.num_calls,
@@ -62,7 +67,7 @@ class ExecutionActivities:
     @activity.defn(name=COMMIT_GROUP.name)
     @translated
     def commit_group(self, input: GroupRef) -> QueryGroupResult:
-        """Settle the group from its executions' rows."""
+        """Settle the group by its executions' rows and return the outcome."""
         with transaction(self.database) as session:
             row, found = groups.commit_outcome(session, GroupId(input.group_id))
             return QueryGroupResult(

@@ -13,7 +13,7 @@ with workflow.unsafe.imports_passed_through():
         run_of,
         short_queue,
     )
-    from gyre.contracts.lifecycle import Disposition, EndReason
+    from gyre.contracts.lifecycle import EndReason
     from gyre.contracts.messages import (
         AttemptInput,
         AttemptState,
@@ -33,63 +33,74 @@ with workflow.unsafe.imports_passed_through():
     from gyre.durable.calls import call, label
     from gyre.durable.client import DISPOSITION, REWARD, RUN, STAGE
     from gyre.durable.failures import sentence
-    from gyre.rules.dispositions import AttemptOutcome, Ending, attempt_outcome, ending
+    from gyre.rules.dispositions import AttemptOutcome, attempt_outcome, ending
     from workflows.evaluation import Evaluation
 
-LONG_STAGES = ("harness", "evaluate")
+LABELLED_STAGES = ("harness", "evaluate")
+"""Stages set as search attribute: only those that last are worth the event that each update costs."""
 PROVISION_TRIES = 3
 SEAL_S = 30.0
-"""Ending a process group and making sure of it."""
+"""Time limit for ending a process group and checking that it is gone."""
 
 
 @workflow.defn(name="Rollout")
 class Rollout:
-    """provision -> run harness -> seal -> snapshot -> evaluate -> fold, taken up at any stage."""
+    """provision -> run harness -> seal -> snapshot -> evaluate -> fold; can be resumed at any stage."""
 
     @workflow.init
     def __init__(self, input: RolloutInput) -> None:
         self._input = input
         self._run = run_of(input.execution_id)
         self._spent_s = 0.0
-        """Of harnesses, all attempts together: time without a worker is nobody's budget."""
+        """Time of harnesses, all attempts together: time without a worker is on nobody's budget."""
         self._stage = "start"
         self._milestones: list[str] = []
         self._failure: str | None = None
+        """One sentence on the newest failure."""
         self._worked = False
+        """Whether some attempt's harness ran to its end."""
         self._snapshot: str | None = None
         self._next_evaluation = 1
 
     @workflow.signal
     def milestone(self, text: str) -> None:
-        """From the recorder, at most one a minute: what the harness has done so far."""
+        """Show the harness's progress, which ``run_harness`` sends once per minute at most."""
         self._milestones = [*self._milestones[-9:], text]
         self._show()
 
     @workflow.run
     async def run(self, input: RolloutInput) -> RolloutResult:
+        """Run attempts until one leaves a snapshot or a budget is used up; score the snapshot; fold."""
         while self._snapshot is None:
             if self._left_s() <= 0:
                 self._failure = self._failure or "the total time budget is used up"
                 break
-            state = await self._open()
+            state = await self._open_attempt()
+            if state.stage == "terminal":
+                return await self._fold(FoldInput(execution_id=input.execution_id, disposition=None))
             if state.stage == "exhausted":
                 self._failure = self._failure or state.failure
                 self._worked = self._worked or state.worked
                 break
-            if state.stage == "terminal":
-                # Folding never changes a terminal execution: this only reads what was committed.
-                return await self._fold(Ending(Disposition.EXCLUDED), None)
-            await self._take_up(state)
-        scored = await self._evaluate() if self._snapshot else None
+            await self._resume(state)
+        scored = await self._evaluate(self._snapshot) if self._snapshot else None
+        reward = scored.reward_id if scored else None
         end = ending(
             worked=self._worked,
             snapshot=self._snapshot is not None,
-            reward_valid=scored is not None and scored.reward_id is not None,
+            reward_valid=reward is not None,
             failure=self._failure,
         )
-        return await self._fold(end, scored)
+        return await self._fold(
+            FoldInput(
+                execution_id=input.execution_id,
+                disposition=end.disposition,
+                reward_id=reward,
+                detail=end.detail,
+            )
+        )
 
-    async def _open(self) -> AttemptState:
+    async def _open_attempt(self) -> AttemptState:
         input = self._input
         return await call(
             activities.OPEN_ATTEMPT,
@@ -100,7 +111,7 @@ class Rollout:
             options=options.database(),
         )
 
-    async def _take_up(self, state: AttemptState) -> None:
+    async def _resume(self, state: AttemptState) -> None:
         """Bring one attempt from its first unfinished stage to a saved snapshot, or to a failure."""
         if state.stage == "evaluate":
             self._worked, self._snapshot = True, state.snapshot_id
@@ -114,7 +125,7 @@ class Rollout:
         self._snapshot = await self._capture(state.attempt_id)
 
     async def _work(self, attempt: str) -> HarnessResult | None:
-        """Provision and run the harness. None: the attempt failed and is sealed."""
+        """Provision and run the harness. Return None if the attempt failed; it is sealed then."""
         limits = self._input.limits
         reason, began = EndReason.PROVISION_FAILED, workflow.now()
         try:
@@ -145,7 +156,7 @@ class Rollout:
             return None
 
     async def _seal(self, attempt: str, ended: HarnessResult) -> bool:
-        """Close the attempt; whether what it left is worth scoring."""
+        """Seal the attempt and return whether its work is worth scoring."""
         self._enter("seal")
         sealed = await call(
             activities.SEAL_ATTEMPT,
@@ -156,12 +167,13 @@ class Rollout:
         outcome = attempt_outcome(ended.end_reason, ended.exit_code, sealed.num_calls)
         if outcome is AttemptOutcome.EVALUATE:
             return True
-        told = ended.failure or f"{ended.end_reason}, exit code {ended.exit_code}"
-        self._failure = f"harness: {told}, after {sealed.num_calls} model calls"
+        reason = ended.failure or f"{ended.end_reason}, exit code {ended.exit_code}"
+        self._failure = f"harness: {reason}, after {sealed.num_calls} model calls"
         await self._seal_failed(attempt, ended.end_reason)
         return False
 
     async def _seal_failed(self, attempt: str, reason: EndReason) -> None:
+        """Seal the attempt with its failure, so that it counts towards the budget."""
         await call(
             activities.SEAL_ATTEMPT,
             SealInput(attempt_id=attempt, end_reason=reason, failure=self._failure),
@@ -170,7 +182,7 @@ class Rollout:
         )
 
     async def _capture(self, attempt: str) -> str | None:
-        """Save the workspace. None: it could not be saved, and the attempt counts as failed."""
+        """Save the workspace. Return None if that is impossible; the attempt counts as failed then."""
         limit_s = self._input.limits.snapshot_s
         self._enter("snapshot")
         try:
@@ -188,9 +200,8 @@ class Rollout:
             return None
         return taken.snapshot_id
 
-    async def _evaluate(self) -> EvaluationResult:
-        """Score the snapshot in a child of its own: the agent is not run again for an evaluator's sake."""
-        assert self._snapshot is not None
+    async def _evaluate(self, snapshot: str) -> EvaluationResult:
+        """Score the snapshot in a child workflow, so that evaluators fail without a new attempt."""
         self._enter("evaluate")
         execution, number = ExecutionId(self._input.execution_id), self._next_evaluation
         name = evaluation_id(execution, number)
@@ -199,29 +210,22 @@ class Rollout:
             EvaluationInput(
                 evaluation_id=name,
                 execution_id=execution,
-                snapshot_id=self._snapshot,
+                snapshot_id=snapshot,
                 number=number,
                 limits=self._input.limits,
             ),
             id=name,
-            static_summary=f"score {self._snapshot}",
+            static_summary=f"score {snapshot}",
             search_attributes=TypedSearchAttributes([SearchAttributePair(RUN, self._run)]),
         )
         self._failure = result.failure
         return result
 
-    async def _fold(self, end: Ending, scored: EvaluationResult | None) -> RolloutResult:
+    async def _fold(self, outcome: FoldInput) -> RolloutResult:
+        """Commit the outcome, or read the committed one, and label this workflow with it."""
         self._enter("fold")
         result = await call(
-            activities.FOLD_EXECUTION,
-            FoldInput(
-                execution_id=self._input.execution_id,
-                disposition=end.disposition,
-                reward_id=scored.reward_id if scored else None,
-                detail=end.detail,
-            ),
-            queue=short_queue(self._run),
-            options=options.database(),
+            activities.FOLD_EXECUTION, outcome, queue=short_queue(self._run), options=options.database()
         )
         reward = [] if result.reward is None else [REWARD.value_set(result.reward)]
         label(STAGE.value_set("done"), DISPOSITION.value_set(result.disposition), *reward)
@@ -231,9 +235,8 @@ class Rollout:
         return self._input.limits.total_s - self._spent_s
 
     def _enter(self, stage: str) -> None:
-        """Search attributes cost a row each: only the stages that last are worth a query."""
         self._stage = stage
-        if stage in LONG_STAGES:
+        if stage in LABELLED_STAGES:
             label(STAGE.value_set(stage))
         self._show()
 

@@ -137,10 +137,11 @@ class AttemptState(Payload):
 
 
 class FoldInput(Payload):
-    """``fold_execution``: commit the execution's one disposition."""
+    """``fold_execution``: commit the execution's one disposition, or only read it."""
 
     execution_id: str
-    disposition: Disposition
+    disposition: Disposition | None
+    """None only reads what is committed, for an execution that is already terminal."""
     reward_id: str | None = None
     detail: str | None = None
 

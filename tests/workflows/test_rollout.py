@@ -159,6 +159,23 @@ def test_saved_work_is_scored_and_not_run_again(script: Script) -> None:
     assert script.of(names.EVALUATE_SNAPSHOT)[0].evaluation_id.endswith("/evaluation/2")
 
 
+def test_a_terminal_execution_is_read_and_not_folded_again(script: Script) -> None:
+    ready(script)
+    state = {"attempt_id": "a/attempt/1", "number": 1, "stage": "terminal"}
+    script.on(names.OPEN_ATTEMPT, AttemptState.model_validate(state))
+    committed = RolloutResult(
+        disposition=Disposition.SCORED,
+        reward=0.25,
+        num_attempts=1,
+        num_calls=1,
+        num_output_tokens=1,
+        num_evaluations=1,
+    )
+    script.on(names.FOLD_EXECUTION, committed)
+    assert rollout(script) == committed
+    assert script.of(names.FOLD_EXECUTION) == [FoldInput(execution_id=name(script), disposition=None)]
+
+
 def test_d6_a_rollout_that_fails_as_a_workflow_is_excluded_alone(script: Script) -> None:
     ready(script)
     broken = failed(BadInput("row is gone"))
