@@ -1,4 +1,4 @@
-"""Opens a batch: freezes rewards, extracts trajectories, packs micro-steps, all in one transaction."""
+"""Open a batch in one transaction: freeze rewards, extract trajectories, pack micro-steps."""
 
 import random
 from collections import defaultdict
@@ -25,14 +25,14 @@ from gyre.trajectory.packing import Item, Packed, pack
 
 @dataclass(frozen=True)
 class TrajectoryActivities:
-    """On ``<run>/short``."""
+    """Activities on ``<run>/short``."""
 
     database: Database
 
     @activity.defn(name=OPEN_BATCH.name)
     @translated
     def open_batch(self, input: OpenBatchInput) -> OpenBatchResult:
-        """Open the batch that makes ``version``; a batch that is open already is left as it is."""
+        """Open the batch whose update makes ``version``, unless it is open already."""
         name = batch_id(RunId(input.run), input.version)
         with transaction(self.database) as session:
             groups.lock_run(session, input.run)
@@ -78,7 +78,7 @@ def _open(session: Session, name: BatchId, input: OpenBatchInput, config: RunFil
 
 
 def _frozen(scored: Sequence[ScoredExecution], config: RunFile, version: int) -> list[ScoredExecution]:
-    """The rewards this batch trains on: each execution's own, or shuffled for the control."""
+    """Return the rewards to train on: each execution's own, or shuffled ones as a control."""
     if config.run.control != "permuted":
         return list(scored)
     order = list(range(len(scored)))
@@ -90,7 +90,7 @@ def _frozen(scored: Sequence[ScoredExecution], config: RunFile, version: int) ->
 
 
 def _trees(session: Session, scored: Sequence[ScoredExecution]) -> dict[str, list[ExtractionNode]]:
-    """Nodes by execution, in order of execution."""
+    """Return the nodes of each execution, in order of execution id."""
     rows = batches.nodes_of(session, [each.execution_id for each in scored])
     return {execution: [_node(row) for row in tree] for execution, tree in sorted(rows.items())}
 
@@ -148,8 +148,11 @@ def _items(
 
 
 def _packed(items: Iterable[Item], executions: Sequence[BatchExecutionRow], config: RunFile) -> list[Packed]:
-    """Micro-steps. Executions without a gradient have their own, which cost nothing: in those of others they
-    would take up room."""
+    """Pack trajectories into micro-steps.
+
+    Executions without a gradient get micro-steps of their own, which cost nothing to run; mixed with others,
+    they would take up room.
+    """
     trained, rest = list[Item](), list[Item]()
     advantage = {row.execution_id: row.advantage for row in executions}
     for item in items:

@@ -1,4 +1,4 @@
-"""The entity of one cell: it serialises role changes and refuses what does not fit."""
+"""The entity workflow of one cell: serializes its role changes and refuses those that do not fit."""
 
 import asyncio
 from typing import NoReturn
@@ -14,9 +14,10 @@ with workflow.unsafe.imports_passed_through():
     from gyre.durable.calls import call
     from gyre.durable.failures import sentence
 
-SEEN = 64
-"""Commands remembered over continue-as-new: more than can be in flight or retried at once."""
+MAX_SEEN = 64
+"""Commands remembered across continue-as-new: more than can be in flight or retried at once."""
 SWITCH_LIMIT_S = 600.0
+"""Time limit of one role change."""
 
 PATHS = {
     (CellRole.ROLLOUT, CellRole.TRAINING): (CellRole.DRAINING, CellRole.LOADING, CellRole.TRAINING),
@@ -25,12 +26,12 @@ PATHS = {
     (CellRole.LOADING, CellRole.TRAINING): (CellRole.TRAINING,),
     (CellRole.RETURNING, CellRole.ROLLOUT): (CellRole.ROLLOUT,),
 }
-"""The steps from one resting role to the other, taken up wherever an interrupted one stopped."""
+"""Steps from one resting role to the other, also from where an interrupted change stopped."""
 
 
 @workflow.defn(name="Cell")
 class Cell:
-    """Runs until it is cancelled with its run; continues as new when its history grows."""
+    """Runs until its run ends and cancels it; continues as new when its history grows."""
 
     @workflow.init
     def __init__(self, input: CellInput) -> None:
@@ -48,21 +49,21 @@ class Cell:
 
     @workflow.update
     async def command(self, input: CellCommand) -> CellState:
-        """Take the cell to a role, step by step. The same command id gives the same answer."""
+        """Take the cell to a role, step by step. A repeated command id gets the first answer again."""
         async with self._lock:
             if input.command_id not in self._seen:
                 state = await self._walk(input)
-                self._seen = dict([*self._seen.items(), (input.command_id, state)][-SEEN:])
+                self._seen = dict([*self._seen.items(), (input.command_id, state)][-MAX_SEEN:])
             return self._seen[input.command_id]
 
     @command.validator
     def check(self, input: CellCommand) -> None:
-        """Refuse before anything is recorded: unknown paths, and commands while it continues as new."""
+        """Refuse unknown paths, and commands during continue-as-new, before anything is recorded."""
         if self._leaving:
-            raise ApplicationError("the cell continues as new; send the command again", type="Busy")
+            raise ApplicationError("the cell is continuing as new: send the command again", type="Busy")
         if (input.from_role, input.to_role) not in PATHS:
             raise ApplicationError(
-                f"no way from {input.from_role} to {input.to_role}",
+                f"a cell cannot be taken from {input.from_role} to {input.to_role}",
                 type="IllegalTransition",
                 non_retryable=True,
             )

@@ -1,4 +1,4 @@
-"""Scores one snapshot: try by try, each visible in the history. Never re-runs the agent."""
+"""Score one snapshot, try by try, each visible in the history. The agent is never run again."""
 
 from datetime import timedelta
 
@@ -7,21 +7,18 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from gyre.contracts.ids import evaluate_queue, run_of
-    from gyre.contracts.messages import (
-        EvaluateInput,
-        EvaluationInput,
-        EvaluationResult,
-    )
+    from gyre.contracts.messages import EvaluateInput, EvaluationInput, EvaluationResult
     from gyre.durable import activities, options
     from gyre.durable.calls import call
     from gyre.durable.failures import sentence
 
 BACKOFF_S = 2
+"""Pause before the second try; it doubles with every further one."""
 
 
 @workflow.defn(name="Evaluation")
 class Evaluation:
-    """A failed evaluator is pending, never zero: it is tried again until the budget is used up."""
+    """A failed evaluator leaves the reward pending, never zero: it is tried again within its budget."""
 
     @workflow.run
     async def run(self, input: EvaluationInput) -> EvaluationResult:

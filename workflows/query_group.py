@@ -1,4 +1,4 @@
-"""N executions of one task, until every one is terminal."""
+"""N executions of one task, until each of them is terminal."""
 
 import asyncio
 from datetime import timedelta
@@ -29,15 +29,16 @@ with workflow.unsafe.imports_passed_through():
     from gyre.durable.failures import root_sentence
     from workflows.rollout import Rollout
 
-LIVES = 3
-"""Times that a failed Rollout is started again from Postgres before its execution is excluded."""
-LOOK_AGAIN = timedelta(seconds=60)
+MAX_STARTS = 3
+"""Starts of a Rollout that keeps failing as a workflow, before its execution is excluded."""
+POLL = timedelta(seconds=60)
+"""Period of polls for executions that an earlier run of this workflow started."""
 RolloutHandle = ChildWorkflowHandle[Rollout, RolloutResult]
 
 
 @workflow.defn(name="QueryGroup")
 class QueryGroup:
-    """Starts or re-attaches its executions, waits for all of them, settles the group."""
+    """Starts its executions, or finds them running, waits for all of them and settles the group."""
 
     @workflow.run
     async def run(self, input: QueryGroupInput) -> QueryGroupResult:
@@ -45,18 +46,18 @@ class QueryGroup:
         names = [execution_id(group, index) for index in range(input.size)]
         await asyncio.gather(*(self._run_one(input, name) for name in names))
         while (result := await self._settle(group)).status == "running":
-            # Executions that an earlier life of this workflow started answer through Postgres.
-            await workflow.sleep(LOOK_AGAIN, summary="for executions started earlier")
+            # Rollouts that an earlier run of this workflow started answer through Postgres only.
+            await workflow.sleep(POLL, summary="for executions started earlier")
             await asyncio.gather(*(self._run_one(input, name) for name in names))
         return result
 
     async def _run_one(self, input: QueryGroupInput, name: ExecutionId) -> None:
-        """Run an execution to its end; one that fails as a workflow is taken up again, then excluded.
+        """Run an execution to its end. If its workflow fails, start it again; in the end exclude it.
 
-        One execution's failure is its own: the group goes on. Starting a terminal one again only reads it.
+        The other executions of the group go on. Starting a terminal execution again only reads its outcome.
         """
         failure = ""
-        for _ in range(LIVES):
+        for _ in range(MAX_STARTS):
             handle = await self._start(input, name)
             if handle is None:
                 return
@@ -68,10 +69,16 @@ class QueryGroup:
                 failure = root_sentence(error)
             else:
                 return
-        await self._exclude(name, failure)
+        detail = f"workflow: {failure}"
+        await call(
+            activities.FOLD_EXECUTION,
+            FoldInput(execution_id=name, disposition=Disposition.EXCLUDED, detail=detail),
+            queue=short_queue(run_of(name)),
+            options=options.database(),
+        )
 
     async def _start(self, input: QueryGroupInput, name: ExecutionId) -> RolloutHandle | None:
-        """None when the execution runs already."""
+        """Start the execution's Rollout. Return None if it is already running."""
         attributes = [(RUN, run_of(name)), (GROUP, input.group_id), (TASK, input.task)]
         try:
             return await workflow.start_child_workflow(
@@ -86,14 +93,6 @@ class QueryGroup:
             )
         except WorkflowAlreadyStartedError:
             return None
-
-    async def _exclude(self, name: ExecutionId, failure: str) -> None:
-        await call(
-            activities.FOLD_EXECUTION,
-            FoldInput(execution_id=name, disposition=Disposition.EXCLUDED, detail=f"workflow: {failure}"),
-            queue=short_queue(run_of(name)),
-            options=options.database(),
-        )
 
     async def _settle(self, group: GroupId) -> QueryGroupResult:
         return await call(

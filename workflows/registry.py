@@ -1,4 +1,4 @@
-"""Every workflow, for workers and replayers."""
+"""List of all workflows, and their sandbox, for workers and replayers."""
 
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -12,11 +12,11 @@ from workflows.training_run import TrainingRun
 WORKFLOWS = [TrainingRun, QueryGroup, Rollout, Evaluation, TrainingBurst, Cell]
 
 PASSED_THROUGH = ("gyre.contracts", "gyre.durable", "gyre.rules", "workflows")
-"""Imported once a process instead of once a workflow: they hold no state of their own."""
+"""Modules imported once per process instead of once per workflow: they hold no state of their own."""
 
 
 def runner() -> SandboxedWorkflowRunner:
-    """Temporal's sandbox with our pure rooms passed through."""
+    """Build Temporal's sandbox, with our pure modules passed through."""
     return SandboxedWorkflowRunner(
         restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
     )

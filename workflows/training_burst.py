@@ -1,4 +1,4 @@
-"""Consecutive updates between two publications, on a cell that may die at any moment."""
+"""Consecutive updates between two publications, on a cell that may fail at any moment."""
 
 from datetime import timedelta
 
@@ -24,18 +24,17 @@ with workflow.unsafe.imports_passed_through():
 
 TRAIN_LIMIT_S = 24 * 3600.0
 PUBLISH_LIMIT_S = 900.0
-MAX_LIVES = 10
-"""Tries of one burst, over one or more lives of the cell, before it gives the run a reason to fail."""
+MAX_TRIES = 10
+"""Tries of one burst, on one or more incarnations of the cell, before the burst and its run fail."""
 LONGEST_PAUSE_S = 30
-
-
+"""Limit of the pause between tries, which doubles."""
 HOPELESS = {"BadInput", "TrainingImpossible"}
-"""Failures that another life of the cell would only repeat."""
+"""Types of failures that another try would only repeat."""
 
 
 @workflow.defn(name="TrainingBurst")
 class TrainingBurst:
-    """open batch -> train, mu times, then publish. Every step is redone safely after a crash."""
+    """open batch -> train, mu times, then publish. Every step is safe to repeat after a crash."""
 
     @workflow.init
     def __init__(self, input: BurstInput) -> None:
@@ -47,41 +46,41 @@ class TrainingBurst:
     @workflow.run
     async def run(self, input: BurstInput) -> BurstResult:
         target = input.version + input.num_updates
-        for number in range(MAX_LIVES):
+        for number in range(MAX_TRIES):
             self._try = number
             if number > 0:
                 pause_s = min(2 ** (number - 1), LONGEST_PAUSE_S)
                 await workflow.sleep(timedelta(seconds=pause_s), summary="before another try")
-            cell = await self._cell()
+            cell = await self._await_cell()
             try:
-                return await self._live(cell, target)
+                return await self._finish(cell, target)
             except ActivityError as error:
                 if is_cancelled_exception(error) or failure_type(error) in HOPELESS:
                     raise
                 self._failure = sentence(error)
-                workflow.logger.warning("burst tries again: %s", self._failure)
+                workflow.logger.warning("the burst is tried again: %s", self._failure)
         raise ApplicationError(
-            f"{input.cell_id} failed {MAX_LIVES} times in one burst; last: {self._failure}",
+            f"{input.cell_id} failed {MAX_TRIES} times in one burst; last: {self._failure}",
             type="TrainerFailed",
             non_retryable=True,
         )
 
-    async def _live(self, cell: CellState, target: int) -> BurstResult:
-        """What remains of the burst, in one life of the cell."""
+    async def _finish(self, cell: CellState, target: int) -> BurstResult:
+        """Do what is left of the burst, on one incarnation of the cell."""
         while self._version < target:
             if not await self._open_batch(self._version + 1):
                 break
             if cell.role is not CellRole.TRAINING:
-                cell = await self._command(cell, CellRole.TRAINING)
+                cell = await self._take_to_role(cell, CellRole.TRAINING)
             await self._train(cell)
             self._version += 1
         if cell.version < self._version:
             await self._publish(cell)
         if cell.role is not CellRole.ROLLOUT:
-            await self._command(cell, CellRole.ROLLOUT)
+            await self._take_to_role(cell, CellRole.ROLLOUT)
         return BurstResult(version=self._version)
 
-    async def _cell(self) -> CellState:
+    async def _await_cell(self) -> CellState:
         return await call(
             activities.AWAIT_CELL,
             CellRef(cell_id=self._input.cell_id),
@@ -91,6 +90,7 @@ class TrainingBurst:
         )
 
     async def _open_batch(self, version: int) -> bool:
+        """Open the batch that makes ``version``. Return False if too few groups are ready."""
         opened = await call(
             activities.OPEN_BATCH,
             OpenBatchInput(run=self._input.run, version=version),
@@ -100,8 +100,9 @@ class TrainingBurst:
         )
         return opened.batch_id is not None
 
-    async def _command(self, cell: CellState, to_role: CellRole) -> CellState:
+    async def _take_to_role(self, cell: CellState, to_role: CellRole) -> CellState:
         command = CellCommand(
+            # The try is part of the id: Temporal answers a repeated Update id with the first answer.
             command_id=f"{cell.cell_id}/{cell.epoch}/{self._version}/{cell.role}-{to_role}/{self._try}",
             cell_id=cell.cell_id,
             epoch=cell.epoch,

@@ -1,4 +1,4 @@
-"""One training job: asks what is due and does it, until it is finished."""
+"""One training run: ask what is due and do it, until the run is finished."""
 
 from typing import assert_never
 
@@ -39,9 +39,9 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="TrainingRun")
 class TrainingRun:
-    """Postgres is the truth: this only starts what a committed decision names.
+    """Starts what committed decisions name. The state of the run is in Postgres.
 
-    Collaborators: QueryGroup (one a group), TrainingBurst (one a burst), Cell (one a cell), and the
+    Collaborators: QueryGroup (one per group), TrainingBurst (one per burst), Cell (one per cell), and the
     activity ``await_decision``, which evaluates gyre/rules on one database snapshot.
     """
 
@@ -54,6 +54,7 @@ class TrainingRun:
 
     @workflow.run
     async def run(self, input: TrainingRunInput) -> TrainingRunResult:
+        """Run until finished. A step that fails for good fails the run; a long history continues as new."""
         try:
             result = await self._until_finished()
         except (ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError) as error:
@@ -65,8 +66,13 @@ class TrainingRun:
         return result
 
     async def _until_finished(self) -> TrainingRunResult | None:
-        """Do what is due, again and again. None: the history is long enough to start a new one."""
-        plan = await self._plan()
+        """Do what is due, again and again. Return None when it is time for a new history."""
+        plan = await call(
+            activities.LOAD_PLAN,
+            RunRef(run=self._run),
+            queue=control_queue(self._run),
+            options=options.database(),
+        )
         await self._start_cells(plan)
         while not self._history_is_long(plan):
             decision = await self._await_decision()
@@ -86,14 +92,6 @@ class TrainingRun:
     def _history_is_long(self, plan: RunPlan) -> bool:
         return self._steps > 0 and (
             workflow.info().is_continue_as_new_suggested() or self._steps >= plan.steps_before_new_history
-        )
-
-    async def _plan(self) -> RunPlan:
-        return await call(
-            activities.LOAD_PLAN,
-            RunRef(run=self._run),
-            queue=control_queue(self._run),
-            options=options.database(),
         )
 
     async def _await_decision(self) -> Decision:
@@ -143,7 +141,7 @@ class TrainingRun:
             self._last_group = max(self._last_group, start.index)
 
     async def _burst(self, decision: Decision) -> None:
-        """Run the burst to its end: dispatch happens at boundaries only."""
+        """Run the burst to its end. Nothing is decided meanwhile: dispatch happens at boundaries only."""
         workflow.set_current_details(f"burst from version {decision.version}")
         result = await workflow.execute_child_workflow(
             TrainingBurst.run,
@@ -160,22 +158,20 @@ class TrainingRun:
         label(POLICY_VERSION.value_set(result.version))
 
     async def _finish(self, failure: str | None) -> TrainingRunResult:
+        """Set the run's terminal status and cancel its cells."""
         result = await call(
             activities.FINISH_RUN,
             FinishInput(run=self._run, failure=failure),
             queue=control_queue(self._run),
             options=options.database(),
         )
-        for name in self._cells:
-            await self._dismiss(name)
+        # Cells outlive a continue-as-new of the run, so the run's end must cancel them.
+        for cell in self._cells:
+            try:
+                await workflow.get_external_workflow_handle(cell).cancel()
+            except ApplicationError as error:
+                workflow.logger.info("cell %s had ended: %s", cell, error)
         return result
-
-    async def _dismiss(self, cell: str) -> None:
-        """Cells outlive a continue-as-new of the run, so its end must cancel them."""
-        try:
-            await workflow.get_external_workflow_handle(cell).cancel()
-        except ApplicationError as error:
-            workflow.logger.info("cell %s had ended: %s", cell, error)
 
 
 def _attributes(run: RunId, *more: tuple[SearchAttributeKey[str], str]) -> TypedSearchAttributes:
