@@ -1,1 +1,9 @@
-"""Commands, embedded services, the worker process, the demo and the audit: what people run and see."""
+"""Programs that people run and what they show.
+
+__main__.py   `python -m app` is `gyre`
+audit/        check a run without its own code
+cli/          the `gyre` commands
+demo/         a model, tasks and a run to try
+stack/        embedded services and a run's processes
+worker.py     process that hosts workflows and activities
+"""

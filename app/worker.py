@@ -1,7 +1,7 @@
-"""``python -m app.worker --boot FILE``: the workers of a run on one host.
+"""``python -m app.worker --boot FILE``: the process that hosts a run's workflows and activities.
 
-Separate ``Worker`` objects over separate slots, so that no two-second activity waits behind hours
-of harness.
+There is one ``Worker`` per queue, each with its own slots, so that no two-second activity waits behind hours of
+harness.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from temporalio.client import Client
 from temporalio.worker import Worker
@@ -40,90 +40,72 @@ from workflows.registry import WORKFLOWS, runner
 
 SHORT_SLOTS = 8
 CONTROL_SLOTS = 16
-GRACE = timedelta(seconds=5)
-"""Harnesses outlive the worker, so there is nothing long to wait for."""
+GRACE_PERIOD = timedelta(seconds=5)
+"""Short, because harnesses outlive the worker and nothing else runs for long."""
+
+
+class Queue(NamedTuple):
+    """A task queue and what this process serves on it."""
+
+    name: str
+    slots: int
+    """Activities that run at once."""
+    activities: list[Callable[..., Any]]
+    workflows: Sequence[type] = ()
+
+
+def queues(boot: WorkerBoot, services: Services, temporal: Client) -> list[Queue]:
+    """List the queues of one host: who serves what, and how much of it at once."""
+    run, database = RunId(boot.run), connect(services.postgres_dsn, pool_size=16)
+    decide = DecisionActivities(database=database, host=boot.host)
+    cell = CellControlActivities(database=database, client=temporal)
+    execution = ExecutionActivities(database=database)
+    batch = TrajectoryActivities(database=database)
+    harness = HarnessActivities(boot=boot, services=services, database=database)
+    snapshot = SnapshotActivities(boot=boot, services=services, database=database)
+    evaluator = EvaluatorActivities(boot=boot, services=services, database=database)
+
+    control = [decide.load_plan, decide.await_decision, decide.finish_run, cell.await_cell, cell.command_cell]
+    short = [execution.open_attempt, execution.fold_execution, execution.commit_group, batch.open_batch]
+    sandbox = [harness.provision_workspace, harness.seal_attempt, snapshot.take_snapshot]
+    return [
+        Queue(control_queue(run), CONTROL_SLOTS, control, WORKFLOWS),
+        Queue(short_queue(run), SHORT_SLOTS, short),
+        Queue(host_queue(run, boot.host), boot.harness_slots, [harness.run_harness]),
+        Queue(host_short_queue(run, boot.host), SHORT_SLOTS, sandbox),
+        Queue(evaluate_queue(run), boot.evaluate_slots, [evaluator.evaluate_snapshot]),
+    ]
+
+
+def build_worker(temporal: Client, queue: Queue) -> Worker:
+    """Build the worker of one queue, with threads for all its slots."""
+    return Worker(
+        temporal,
+        task_queue=queue.name,
+        workflows=queue.workflows,
+        activities=queue.activities,
+        activity_executor=ThreadPoolExecutor(queue.slots, thread_name_prefix=queue.name),
+        max_concurrent_activities=queue.slots,
+        max_cached_workflows=500,
+        workflow_runner=runner(),
+        graceful_shutdown_timeout=GRACE_PERIOD,
+        # Requests to cancel arrive with the answers to heartbeats, so this bounds their delay.
+        max_heartbeat_throttle_interval=timedelta(seconds=5),
+    )
 
 
 async def serve(boot: WorkerBoot) -> None:
-    """Run every worker until SIGTERM."""
+    """Serve every queue until SIGTERM."""
     services = Services.model_validate(boot.services)
     temporal = await durable.connect(services.temporal_address, services.temporal_namespace)
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     async with AsyncExitStack() as stack:
-        for worker in build(boot, services, temporal):
-            await stack.enter_async_context(worker)
+        for queue in queues(boot, services, temporal):
+            await stack.enter_async_context(build_worker(temporal, queue))
         logging.getLogger("app.worker").info("serving run %s", boot.run)
         await stop.wait()
-
-
-def build(boot: WorkerBoot, services: Services, temporal: Client) -> list[Worker]:
-    """The workers of one host, not yet running."""
-    run, database = RunId(boot.run), connect(services.postgres_dsn, pool_size=16)
-    decisions = DecisionActivities(database=database, host=boot.host)
-    control = CellControlActivities(database=database, client=temporal)
-    executions = ExecutionActivities(database=database)
-    trajectories = TrajectoryActivities(database=database)
-    harness = HarnessActivities(boot=boot, services=services, database=database)
-    snapshots = SnapshotActivities(boot=boot, services=services, database=database)
-    evaluator = EvaluatorActivities(boot=boot, services=services, database=database)
-    return [
-        _worker(
-            temporal,
-            control_queue(run),
-            [
-                decisions.load_plan,
-                decisions.await_decision,
-                decisions.finish_run,
-                control.await_cell,
-                control.command_cell,
-            ],
-            CONTROL_SLOTS,
-            workflows=WORKFLOWS,
-        ),
-        _worker(
-            temporal,
-            short_queue(run),
-            [
-                executions.open_attempt,
-                executions.fold_execution,
-                executions.commit_group,
-                trajectories.open_batch,
-            ],
-            SHORT_SLOTS,
-        ),
-        _worker(temporal, host_queue(run, boot.host), [harness.run_harness], boot.harness_slots),
-        _worker(
-            temporal,
-            host_short_queue(run, boot.host),
-            [harness.provision_workspace, harness.seal_attempt, snapshots.take_snapshot],
-            SHORT_SLOTS,
-        ),
-        _worker(temporal, evaluate_queue(run), [evaluator.evaluate_snapshot], boot.evaluate_slots),
-    ]
-
-
-def _worker(
-    temporal: Client,
-    queue: str,
-    activities: Sequence[Callable[..., Any]],
-    slots: int,
-    workflows: Sequence[type] = (),
-) -> Worker:
-    """One queue with its own slots and threads."""
-    return Worker(
-        temporal,
-        task_queue=queue,
-        workflows=workflows,
-        activities=activities,
-        activity_executor=ThreadPoolExecutor(slots, thread_name_prefix=queue),
-        max_concurrent_activities=slots,
-        max_cached_workflows=500,
-        workflow_runner=runner(),
-        graceful_shutdown_timeout=GRACE,
-        max_heartbeat_throttle_interval=timedelta(seconds=5),
-    )
 
 
 def main() -> None:
