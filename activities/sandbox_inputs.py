@@ -5,7 +5,7 @@ from pathlib import Path
 from db.harnesses import TaskOfExecution
 from gyre.contracts.errors import GyreError
 from gyre.settings.task_folders import current_sha256
-from sandbox.attempts import Limits
+from sandbox.harness_process import Limits
 
 
 def task_folder(task: TaskOfExecution, error: type[GyreError]) -> Path:

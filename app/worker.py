@@ -1,6 +1,6 @@
 """``python -m app.worker --boot FILE``: the process that hosts a run's workflows and activities.
 
-There is one ``Worker`` per queue, each with its own slots, so that no two-second activity waits behind hours of
+Every queue has a ``Worker`` with slots of its own, so that no two-second activity waits behind hours of
 harness.
 """
 

@@ -1,7 +1,7 @@
-"""What the processes of a run are told when they start, and how they find each other.
+"""Boot documents of a run's processes, and the commands between a cell's supervisor and its trainer.
 
-``app/stack`` starts each process as ``python -m <module> --boot FILE`` where FILE holds one of these
-documents as JSON, mode 0600 (it carries the services' credentials). Nothing else is passed.
+``app/stack`` starts each process as ``python -m <module> --boot FILE``. FILE holds one of these documents as
+JSON and has mode 0600, because it carries the services' credentials. Nothing else is passed.
 """
 
 import sys
@@ -12,75 +12,66 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId
 
 B = TypeVar("B", bound=BaseModel)
 
 
 def read_boot(kind: type[B], arguments: Sequence[str]) -> B:
-    """The boot document named by ``--boot FILE`` on a command line; other arguments are left alone.
+    """Read the boot document named by ``--boot FILE`` on a command line; other arguments are ignored.
 
-    Where there is none that is valid: one sentence on stderr and SystemExit with code 2.
+    If there is no valid one, print one sentence to stderr and exit with code 2.
     """
-    try:
-        return _read(kind, _boot_file(arguments))
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def _boot_file(arguments: Sequence[str]) -> Path:
     if "--boot" not in arguments[:-1]:
-        raise BadInput(f"usage: {arguments[0]} --boot FILE")
-    return Path(arguments[list(arguments).index("--boot") + 1])
-
-
-def _read(kind: type[B], path: Path) -> B:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadInput(f"boot file {path}: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"boot file {path}: {where}: {first['msg']}") from None
+        problem = f"usage: {arguments[0]} --boot FILE"
+    else:
+        path = Path(arguments[list(arguments).index("--boot") + 1])
+        try:
+            return kind.model_validate_json(path.read_bytes())
+        except OSError as error:
+            problem = f"boot file {path}: {error.strerror}"
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = f"boot file {path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    print(problem, file=sys.stderr)
+    raise SystemExit(2)
 
 
 class Boot(BaseModel):
-    """Common to every process of a run."""
+    """Fields that every process of a run gets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
     revision: int = 0
-    """Of the run's configuration, which is read from Postgres: a process of another one is restarted."""
+    """Revision of the run's configuration, which is read from Postgres. A process of another revision is
+    restarted."""
     services: dict[str, Any]
-    """gyre.settings.Services as JSON; contracts do not import settings."""
+    """``gyre.settings.Services`` as JSON, because contracts do not import settings."""
     state_dir: str
-    """``.gyre/runs/<run>``: logs, sockets, attempts."""
+    """``.gyre/runs/<run>``, with logs, sockets and attempts."""
     host: str
-    """Name of this machine in ``host/<h>``."""
+    """Name of this machine in the queues ``host/<h>``."""
 
 
 class GatewayBoot(Boot):
-    """``python -m gateway``."""
+    """Boot document of ``python -m gateway``."""
 
     port: int
-    """On 127.0.0.1; kept over restarts, because harnesses hold the address."""
+    """Port on 127.0.0.1. It stays the same across restarts, because harnesses hold the address."""
     socket: str
-    """Unix socket that sandboxes bind-mount; same app as the port."""
+    """Unix socket that sandboxes bind-mount; it serves the same application as the port."""
     hold_s: float = Field(default=300, gt=0)
     """How long a call waits while no engine serves or Postgres is away."""
     engine_read_s: float = Field(default=600, gt=0)
-    """An engine that is silent for so long on one request counts as failed; where its answer comes as one,
-    for 0.1 s more a token of it."""
+    """Silence on one request after which the engine counts as failed. An answer in one piece gets 0.1 s more
+    per requested token."""
     ping_s: float = Field(default=5, gt=0)
-    """Between pings on a stream that waits for its answer."""
+    """Period of pings on a stream that waits for its answer."""
 
 
 class GatewayAddress(BaseModel):
-    """Where a gateway process of this host listens: the same application at both."""
+    """Addresses of one gateway process on this host; both lead to the same application."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -89,14 +80,17 @@ class GatewayAddress(BaseModel):
 
 
 def gateway_of(attempt: AttemptId, gateways: Sequence[GatewayAddress]) -> GatewayAddress:
-    """The gateway process that serves an attempt: one for all its calls, so that each tree has one writer,
-    and one for its group, whose prompts begin alike."""
+    """Choose the gateway process that serves an attempt.
+
+    All calls of an attempt go to one process, so that its tree has one writer. All attempts of a group go
+    to the same process, because their prompts begin alike.
+    """
     group = attempt.partition("/rollout/")[0]
     return gateways[zlib.crc32(group.encode()) % len(gateways)]
 
 
 class WorkerBoot(Boot):
-    """``python -m app.worker``: workflows, control, short, evaluate and host queues."""
+    """Boot document of ``python -m app.worker``."""
 
     gateways: list[GatewayAddress] = Field(min_length=1)
     harness_slots: int = Field(ge=1)
@@ -104,14 +98,14 @@ class WorkerBoot(Boot):
 
 
 class CellBoot(Boot):
-    """``python -m gpu_workers.supervisor``."""
+    """Boot document of ``python -m gpu_workers.supervisor``."""
 
     cell: str
     engine_port: int
 
 
 class EngineBoot(BaseModel):
-    """``python -m gpu_workers.engine``; started by the supervisor."""
+    """Boot document of ``python -m gpu_workers.engine``, which the supervisor starts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -123,30 +117,30 @@ class EngineBoot(BaseModel):
     context_tokens: int = Field(default=2048, ge=2)
     max_batch: int = Field(default=32, ge=1)
     weight_version: int = 0
-    """Version of the weights at ``model_path``; later ones come by ``/pull_weights``."""
+    """Version of the weights at ``model_path``. Later versions arrive by ``/pull_weights``."""
 
 
 class TrainerBoot(Boot):
-    """``python -m gpu_workers.trainer``; started by the supervisor, one process a rank."""
+    """Boot document of ``python -m gpu_workers.trainer``, started by the supervisor: one process per rank."""
 
     cell: str
     epoch: int
     socket: str
-    """Unix socket of rank 0: one JSON command a line, one JSON answer a line (TrainerCommand)."""
+    """Unix socket of rank 0, with one JSON TrainerCommand per line and one JSON TrainerAnswer per line."""
     rank: int = 0
     world_size: int = 1
     rendezvous: str = ""
-    """``host:port`` of the process group's store when world_size > 1."""
+    """``host:port`` of the process group's store; needed if ``world_size`` > 1."""
 
 
 class TrainerCommand(BaseModel):
-    """A command to the trainer. Commands of another epoch are refused.
+    """A command to the trainer, which refuses commands of another epoch.
 
     ``status`` -> {version, training, busy}
-    ``load`` {version} -> {version}: weights and optimizer of that checkpoint, from S3
-    ``train`` {batch_id} -> {version, sha256, metrics}: accumulate, update, durable checkpoint, row
+    ``load`` {version} -> {version}: load weights and optimizer of that checkpoint from S3
+    ``train`` {batch_id} -> {version, sha256, metrics}: accumulate, update, store the checkpoint, commit it
     ``publish`` {version} -> {reference: WeightsReference}
-    ``release`` {version} -> {}: the published copy may be freed
+    ``release`` {version} -> {}: free the published copy
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -157,7 +151,7 @@ class TrainerCommand(BaseModel):
 
 
 class TrainerAnswer(BaseModel):
-    """``error`` is one sentence; None means the command did what it says."""
+    """A command's result, or one sentence in ``error`` if it failed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,13 +1,13 @@
-"""The engine protocol: the subset of SGLang's HTTP surface that Gyre speaks. Token ids in, token ids out.
+"""The engine protocol: the part of SGLang's HTTP interface that Gyre uses. Token ids in, token ids out.
 
-``POST /generate`` takes GenerateRequest and answers GenerateResponse (or, with ``stream``, server-sent
-events ``data: <GenerateResponse>`` whose ``output_ids`` are cumulative, ended by ``data: [DONE]``).
-``POST /abort_request`` takes ``{"rid": ...}``; the aborted request answers with what it had sampled.
+``POST /generate`` takes GenerateRequest and returns GenerateResponse. With ``stream`` it returns server-sent
+events ``data: <GenerateResponse>`` with cumulative ``output_ids``, and ``data: [DONE]`` at the end.
+``POST /abort_request`` takes ``{"rid": ...}``; the aborted request returns the tokens sampled so far.
 ``POST /pause_generation``, ``POST /continue_generation``, ``POST /flush_cache``,
 ``POST /release_memory_occupation``, ``POST /resume_memory_occupation`` take ``{}``.
-``POST /pull_weights`` takes PullWeights and is Gyre's own: weights cross by Mooncake only.
+``POST /pull_weights`` takes PullWeights and is Gyre's own: weights are transferred by Mooncake only.
 ``GET /health``, ``GET /get_server_info`` (EngineInfo), ``GET /metrics`` (Prometheus text).
-Bad requests get a 4xx with ``{"error": {"message": reason}}``.
+A bad request gets a 4xx with ``{"error": {"message": reason}}``.
 """
 
 from typing import Any, Literal
@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Lenient(BaseModel):
-    """Servers may send more than we read."""
+    """Base of the protocol's messages. Unknown fields are ignored: a server may send more than Gyre reads."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class SamplingParams(Lenient):
-    """``temperature`` 0 is greedy; log-probabilities are then those at temperature 1."""
+    """Parameters of sampling. ``temperature`` 0 is greedy and reports log-probabilities at temperature 1."""
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -30,7 +30,7 @@ class SamplingParams(Lenient):
     max_new_tokens: int = Field(default=128, ge=1)
     stop_token_ids: list[int] = Field(default_factory=list[int])
     sampling_seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """A token is a function of (logits, seed, position in the whole sequence)."""
+    """Makes each token a function of its logits, the seed and its position in the whole sequence."""
 
 
 class GenerateRequest(Lenient):
@@ -44,7 +44,7 @@ class GenerateRequest(Lenient):
 class FinishInfo(Lenient):
     type: Literal["stop", "length", "abort"]
     matched: int | None = None
-    """The stop token id; it is part of ``output_ids``."""
+    """The stop token's id, which is also the last of ``output_ids``."""
 
 
 class GenerateMeta(Lenient):
@@ -53,13 +53,13 @@ class GenerateMeta(Lenient):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV was reused."""
+    """Number of prompt tokens whose KV was reused."""
     output_token_logprobs: list[tuple[float, int, str | None]]
-    """(log-probability after temperature and before top-p, token id, text or None), one a token."""
+    """Per token: (log-probability after temperature and before top-p, token id, text or None)."""
     weight_versions: list[tuple[int, int]]
-    """(policy version, number of output tokens it sampled), in order; sums to completion_tokens."""
+    """Spans (policy version, number of output tokens it sampled), in order; they sum to completion_tokens."""
     mixed_kv_tokens: int = 0
-    """Output tokens sampled over KV of an older version (``in_place`` publication only)."""
+    """Number of output tokens sampled over KV of an older version; 0 unless publication is ``in_place``."""
 
 
 class GenerateResponse(Lenient):
@@ -68,10 +68,10 @@ class GenerateResponse(Lenient):
 
 
 class WeightsReference(Lenient):
-    """A version-stamped immutable copy of the weights in another process's memory.
+    """An immutable copy of one version of the weights in another process's memory.
 
     ``address`` points at a contiguous region of ``num_bytes`` bytes that starts with a header (see
-    gpu_workers/transfer); peers pull it with Mooncake's ``transfer_sync_read``.
+    gpu_workers/transfer). Peers pull it with Mooncake's ``transfer_sync_read``.
     """
 
     peer: str
@@ -80,14 +80,14 @@ class WeightsReference(Lenient):
     num_bytes: int
     version: int
     sha256: str
-    """Of the payload after the header; equal to policy_version.sha256."""
+    """SHA-256 of the payload after the header; equal to ``policy_version.sha256``."""
 
 
 class PullWeights(Lenient):
     reference: WeightsReference
     mode: Literal["retract", "in_place"] = "retract"
     epoch: int
-    """Refused (409) unless it is the epoch the engine was started with."""
+    """Must be the epoch that the engine was started with; otherwise the request is refused (409)."""
 
 
 class EngineInfo(Lenient):

@@ -1,26 +1,26 @@
-"""Every failure belongs to one boundary and says whether a retry can help.
+"""Errors. Each belongs to one boundary and says whether a retry can help.
 
 GyreError
-├── BadInput            what a person or a run file gave is wrong; exit 2
-├── IllegalTransition   a lifecycle table forbids it
-├── Fenced              the writer's attempt is sealed or its epoch is over
+├── BadInput            a command line, run file or task is wrong; exit code 2
+├── IllegalTransition   a lifecycle table forbids the change
+├── Fenced              the writer's attempt is sealed, or its epoch is over
 ├── ProvisionFailed     the workspace could not be made
 ├── SandboxFailed       isolation or the harness process could not be started
 ├── SnapshotFailed      the workspace could not be captured or stored
-│   └── WorkspaceUnusable   it never can be: missing, unreadable or over its cap
-├── EvaluatorFailed     no valid reward came out: pending, never zero
+│   └── WorkspaceUnusable   it never can be: it is missing, unreadable or over its cap
+├── EvaluatorFailed     no valid reward: the reward is pending, never zero
 ├── EngineFailed        the inference server failed or is unreachable
 ├── TrainerFailed       the training process failed
 │   └── TrainingImpossible  the batch itself cannot be trained
-├── CellRefused         a cell refused a role change or failed in it: look at it again
-└── TransferFailed      a weight transfer failed its version stamp or checksum
+├── CellRefused         a cell refused a role change or failed during it: read its state again
+└── TransferFailed      transferred weights have a wrong version stamp or checksum
 """
 
 from typing import ClassVar
 
 
 class GyreError(Exception):
-    """Base of all errors of Gyre. The message is one sentence a user can act on."""
+    """Base of all errors of Gyre. Its message is one sentence that a user can act on."""
 
     boundary: ClassVar[str] = "gyre"
     retryable: ClassVar[bool] = True

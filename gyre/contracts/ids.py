@@ -1,6 +1,6 @@
-"""Business names. Each id is also a Temporal workflow id where a workflow of that name exists.
+"""Business names. An id is also a Temporal workflow id if there is a workflow for what it names.
 
-An id is a path, so a child's id tells its parents:
+An id is a path, so a child's id names its parents:
 ``run/<run>/group/<g>/rollout/<i>/attempt/<n>/call/<k>``.
 """
 
@@ -8,7 +8,7 @@ import re
 from typing import NewType
 
 RunId = NewType("RunId", str)
-"""The run's name: 1 to 40 of ``a-z 0-9 -``, starting with a letter or a digit."""
+"""A run's name: 1 to 40 characters ``a-z 0-9 -``, starting with a letter or a digit."""
 TaskId = NewType("TaskId", str)
 GroupId = NewType("GroupId", str)
 ExecutionId = NewType("ExecutionId", str)
@@ -53,7 +53,7 @@ def node_id(attempt: AttemptId, index: int) -> NodeId:
 
 
 def snapshot_id(attempt: AttemptId) -> SnapshotId:
-    """One attempt leaves at most one snapshot."""
+    """Return the id of an attempt's snapshot. There is at most one."""
     return SnapshotId(f"{attempt}/snapshot")
 
 
@@ -66,12 +66,12 @@ def reward_id(evaluation: EvaluationId) -> RewardId:
 
 
 def batch_id(run: RunId, version: int) -> BatchId:
-    """The batch whose update makes policy ``version`` (the first is 1)."""
+    """Return the id of the batch whose update makes policy ``version``; the first is 1."""
     return BatchId(f"run/{run}/batch/{version}")
 
 
 def burst_id(run: RunId, version: int) -> str:
-    """The burst that starts from policy ``version``."""
+    """Return the id of the burst that starts from policy ``version``."""
     return f"run/{run}/burst/{version}"
 
 
@@ -84,7 +84,7 @@ def cell_id(run: RunId, index: int) -> CellId:
 
 
 def run_of(any_id: str) -> RunId:
-    """The run that an id belongs to. Raises ValueError for anything that is not an id."""
+    """Return the run that an id belongs to. Raises ValueError if the text is not an id."""
     parts = any_id.split("/")
     if len(parts) < 2 or parts[0] != "run":
         raise ValueError(f"not a Gyre id: {any_id!r}")
@@ -92,10 +92,10 @@ def run_of(any_id: str) -> RunId:
 
 
 def execution_of(any_id: str) -> ExecutionId:
-    """The execution that an attempt, call, node, snapshot or evaluation belongs to."""
+    """Return the execution that the id of an attempt, call, node, snapshot or evaluation belongs to."""
     head, mark, tail = any_id.partition("/rollout/")
     if not mark:
-        raise ValueError(f"id names no rollout: {any_id!r}")
+        raise ValueError(f"not the id of an execution or its parts: {any_id!r}")
     return ExecutionId(f"{head}/rollout/{tail.split('/')[0]}")
 
 
@@ -112,16 +112,16 @@ def evaluate_queue(run: RunId) -> str:
 
 
 def host_queue(run: RunId, host: str) -> str:
-    """Harnesses: slots for hours. Re-attaching to one needs its host."""
+    """Return the queue of a host's harnesses, whose slots are taken for hours."""
     return f"{run}/host/{host}"
 
 
 def host_short_queue(run: RunId, host: str) -> str:
-    """Sandbox work of seconds on that host, which must not wait behind harnesses."""
+    """Return the queue of a host's short sandbox work, which must not wait behind harnesses."""
     return f"{run}/host/{host}/short"
 
 
 def cell_queue(cell: CellId, epoch: int) -> str:
-    """The queue of one life of a cell: a restarted cell must not pick up stale work."""
+    """Return the queue of one incarnation of a cell: a restarted cell must not pick up stale work."""
     run = run_of(cell)
     return f"{run}/cell/{cell.rsplit('/', 1)[1]}/{epoch}"

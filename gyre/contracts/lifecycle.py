@@ -1,4 +1,4 @@
-"""Lifecycles as enums with transition tables. ``advance`` is the only way from one state to another."""
+"""Lifecycles: enums with transition tables. States change by ``advance`` only."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -21,9 +21,9 @@ class RunStatus(StrEnum):
 class GroupStatus(StrEnum):
     RUNNING = "running"
     READY = "ready"
-    """Every execution has a terminal disposition and nothing has trained on it yet."""
+    """Every execution is terminal, and no batch holds the group yet."""
     ASSIGNED = "assigned"
-    """In an open batch."""
+    """It is in an open batch."""
     TRAINED = "trained"
     DROPPED = "dropped"
 
@@ -36,11 +36,11 @@ class ExecutionStatus(StrEnum):
 
 class Disposition(StrEnum):
     SCORED = "scored"
-    """A valid reward; 0 is one."""
+    """It has a valid reward, which may be 0."""
     PLACEHOLDER = "placeholder"
-    """Nothing to evaluate because of complete failure. No targets, not in M."""
+    """Complete failure left nothing to evaluate. It has no targets and does not count in M."""
     EXCLUDED = "excluded"
-    """No valid reward within the budget. Not in the group's statistics."""
+    """No valid reward came within the budget. It is not in the group's statistics."""
 
 
 class AttemptStatus(StrEnum):
@@ -56,9 +56,9 @@ class CallStatus(StrEnum):
 
 class NodeKind(StrEnum):
     CONTEXT = "context"
-    """Prompt, tool and harness text: never a target."""
+    """Text of prompts, tools and the harness: never a target."""
     SAMPLED = "sampled"
-    """Token ids that the policy sampled, stop token included."""
+    """Token ids that the policy sampled, including the stop token."""
 
 
 class EvaluationStatus(StrEnum):
@@ -104,17 +104,17 @@ class CellRole(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What a group is for. Only ``train`` groups enter the account and the batches."""
+    """Purpose of a group. Only ``train`` groups enter the account and the batches."""
 
     TRAIN = "train"
     HELDOUT = "heldout"
-    """Sampled at the run's temperature."""
+    """Held-out task, sampled at the run's temperature."""
     GREEDY = "greedy"
-    """Held-out task, temperature 0."""
+    """Held-out task, sampled at temperature 0."""
 
 
 class EndReason(StrEnum):
-    """How an attempt's harness ended. The reward never derives from it."""
+    """Reason why an attempt ended. The reward never depends on it."""
 
     EXITED = "exited"
     TIME_LIMIT = "time_limit"
@@ -124,7 +124,7 @@ class EndReason(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why the engine stopped sampling."""
+    """Reason why the engine stopped sampling."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -135,7 +135,7 @@ RUN = {
     RunStatus.CREATED: {RunStatus.RUNNING, RunStatus.FAILED, RunStatus.STOPPED},
     RunStatus.RUNNING: {RunStatus.FINISHED, RunStatus.FAILED, RunStatus.STOPPED},
     RunStatus.FINISHED: set[RunStatus](),
-    # A failed or stopped run can be taken up again by `gyre run --resume`.
+    # `gyre run --resume` resumes a failed or stopped run.
     RunStatus.FAILED: {RunStatus.RUNNING},
     RunStatus.STOPPED: {RunStatus.RUNNING},
 }
@@ -162,10 +162,7 @@ CELL = {
 
 
 def advance(table: Mapping[S, set[S]], current: S, target: S) -> S:
-    """Return ``target`` if the table allows it or it is already reached.
-
-    Raises IllegalTransition otherwise: terminal states never change.
-    """
+    """Return ``target`` if the table allows it or it is current already. Raises IllegalTransition if not."""
     if target == current:
         return target
     if target not in table[current]:

@@ -1,6 +1,6 @@
-"""What workflows and activities say to each other: ids and small numbers, never data.
+"""Messages between workflows and activities: ids and small numbers, never data.
 
-Every payload stays far below 16 KiB. New fields come with defaults, so that histories replay.
+Every payload stays far below 16 KiB. New fields get defaults, so that recorded histories replay.
 """
 
 from typing import Literal
@@ -11,11 +11,13 @@ from gyre.contracts.lifecycle import CellRole, Disposition, EndReason
 
 
 class Payload(BaseModel):
+    """Base of all messages: each becomes one Temporal payload."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class StageLimits(Payload):
-    """Time limits per stage and in all, in seconds, and budgets of tries."""
+    """Time limits in seconds, per stage and in total, and budgets of attempts and tries."""
 
     provision_s: float
     harness_s: float
@@ -42,7 +44,7 @@ class ProvisionResult(Payload):
 
 
 class HarnessInput(Payload):
-    """``run_harness``: start the harness or attach to it; return when it has ended."""
+    """``run_harness``: start the harness or attach to it, and return when it has ended."""
 
     attempt_id: str
     limit_s: float
@@ -51,14 +53,14 @@ class HarnessInput(Payload):
 class HarnessResult(Payload):
     end_reason: EndReason
     exit_code: int | None
-    """None when the time limit killed it. Exit codes lie: nothing derives from it alone."""
+    """None if the time limit killed it. Exit codes lie: nothing depends on this alone."""
     seconds: float
     failure: str | None = None
-    """One sentence when the sandbox failed, or ended the harness for its memory or disk."""
+    """One sentence if the sandbox failed, or killed the harness because of its memory or disk."""
 
 
 class SealInput(Payload):
-    """``seal_attempt``: refuse further writes, then end every process of the attempt and make sure."""
+    """``seal_attempt``: refuse further writes, then kill every process of the attempt."""
 
     attempt_id: str
     end_reason: EndReason
@@ -67,13 +69,13 @@ class SealInput(Payload):
 
 
 class SealResult(Payload):
-    """What the sealed attempt recorded."""
+    """Totals of what the sealed attempt recorded."""
 
     num_calls: int
     num_input_tokens: int
     num_output_tokens: int
     num_branches: int
-    """Leaves of its tree."""
+    """Number of leaves of its tree."""
 
 
 class SnapshotInput(Payload):
@@ -88,13 +90,13 @@ class SnapshotResult(Payload):
     num_files: int
     num_bytes: int
     num_changed_files: int
-    """Files that differ from what was provisioned."""
+    """Number of files that differ from what was provisioned."""
 
 
 class EvaluateInput(Payload):
-    """``evaluate_snapshot``: one try at scoring a snapshot in a fresh sandbox.
+    """``evaluate_snapshot``: try once to score a snapshot in a fresh sandbox.
 
-    Raises EvaluatorFailed when no valid reward came out; the workflow decides on another try.
+    Raises EvaluatorFailed if there is no valid reward; the workflow decides whether to try again.
     """
 
     evaluation_id: str
@@ -104,7 +106,7 @@ class EvaluateInput(Payload):
     try_number: int
     limit_s: float
     final: bool = False
-    """The budget's last try: its failure ends the evaluation."""
+    """Whether it is the budget's last try, whose failure ends the evaluation."""
 
 
 class EvaluateResult(Payload):
@@ -123,15 +125,15 @@ class OpenAttemptInput(Payload):
 
 
 class AttemptState(Payload):
-    """Where to take the execution up: the newest attempt and the first stage it has not finished."""
+    """Point at which to resume the execution: its newest attempt and the first unfinished stage."""
 
     attempt_id: str
     number: int
     stage: Literal["provision", "snapshot", "evaluate", "exhausted", "terminal"]
     failure: str | None = None
-    """Of the last attempt, when the budget of attempts is exhausted."""
+    """Failure of the newest attempt, if it failed."""
     worked: bool = False
-    """Some attempt's harness ran to its end, though nothing of it could be scored."""
+    """Whether some attempt's harness ran to its end, although its work could not be scored."""
     snapshot_id: str | None = None
     next_evaluation: int = 1
 
@@ -172,7 +174,7 @@ class EvaluationInput(Payload):
 
 
 class EvaluationResult(Payload):
-    """``reward`` None: no valid reward within the budget of tries."""
+    """``reward`` is None if the budget of tries gave no valid one."""
 
     reward_id: str | None
     reward: float | None
@@ -203,11 +205,11 @@ class GroupRef(Payload):
 
 
 class TrainingRunInput(Payload):
-    """State that a continue-as-new carries: nothing but how far it has read."""
+    """A run's name, and how far it has come if it continues as new."""
 
     run: str
     last_group: int = -1
-    """Highest group index whose workflow was started by this chain of runs."""
+    """Highest index of a group whose workflow this chain of runs has started."""
 
 
 class TrainingRunResult(Payload):
@@ -220,7 +222,7 @@ class RunRef(Payload):
 
 
 class RunPlan(Payload):
-    """What workflows need to know of the run file."""
+    """Values of the run file that workflows need."""
 
     run: str
     host: str
@@ -242,7 +244,7 @@ class GroupStart(Payload):
 
 
 class Decision(Payload):
-    """What is due. ``start`` lists groups whose rows exist and whose workflows may not."""
+    """The next thing to do. ``start`` lists groups that have rows and may not have workflows yet."""
 
     kind: Literal["start", "burst", "finish", "fail"]
     groups: list[GroupStart] = Field(default_factory=list[GroupStart])
@@ -259,25 +261,25 @@ class FinishInput(Payload):
 class BurstInput(Payload):
     run: str
     version: int
-    """The policy version it starts from."""
+    """Policy version that the burst starts from."""
     num_updates: int
     cell_id: str
 
 
 class BurstResult(Payload):
     version: int
-    """The policy version it published."""
+    """Policy version that the burst published."""
 
 
 class OpenBatchInput(Payload):
     run: str
     version: int
-    """The version its update makes."""
+    """Policy version that the batch's update makes."""
 
 
 class OpenBatchResult(Payload):
     batch_id: str | None
-    """None when fewer ready groups are there than a batch needs."""
+    """None if fewer groups are ready than a batch needs."""
     num_executions: int
     num_trajectories: int
     num_targets: int
@@ -288,7 +290,7 @@ class CellState(Payload):
     role: CellRole
     epoch: int
     version: int
-    """Policy version its engine serves."""
+    """Policy version that its engine serves."""
 
 
 class CellRef(Payload):
@@ -296,7 +298,7 @@ class CellRef(Payload):
 
 
 class CellCommand(Payload):
-    """A role change. Refused unless (epoch, from_role) is what the cell is."""
+    """A role change. Refused unless ``epoch`` and ``from_role`` are the cell's own."""
 
     command_id: str
     cell_id: str
@@ -304,11 +306,11 @@ class CellCommand(Payload):
     from_role: CellRole
     to_role: CellRole
     version: int = 0
-    """Policy version the trainer must hold to train."""
+    """Policy version that the trainer must hold to train."""
 
 
 class CellInput(Payload):
-    """The Cell entity's state; carried over continue-as-new with the commands it has seen."""
+    """State of the Cell workflow: the commands it has seen survive a continue-as-new."""
 
     cell_id: str
     seen: dict[str, CellState] = Field(default_factory=dict[str, CellState])

@@ -1,4 +1,4 @@
-"""Temporal search attributes: name -> type, in the words of Temporal's command line."""
+"""Temporal search attributes."""
 
 SEARCH_ATTRIBUTES = {
     "GyreRun": "Keyword",
@@ -10,4 +10,4 @@ SEARCH_ATTRIBUTES = {
     "GyrePolicyVersion": "Int",
     "GyreReward": "Double",
 }
-"""Registered with the namespace before any workflow starts."""
+"""Name -> type, in the words of Temporal's command line. Registered before any workflow starts."""

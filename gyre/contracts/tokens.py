@@ -1,7 +1,7 @@
-"""Attempt tokens: what a harness presents as its API key, or as ``/t/<token>`` before the path.
+"""Attempt tokens. A harness sends one as its API key, or as ``/t/<token>`` before the path.
 
 ``gy-<base64url(attempt id)>.<base64url(HMAC-SHA256(run.secret, attempt id))>``. The token names its
-attempt, so checking one needs the run's secret and nothing else. Tokens are never logged or stored.
+attempt, so checking it needs the run's secret and nothing else. Tokens are never logged or stored.
 """
 
 import base64
@@ -15,12 +15,12 @@ PREFIX = "gy-"
 
 
 def attempt_token(secret: bytes, attempt: AttemptId) -> str:
-    """The token of an attempt under its run's secret; the same each time."""
+    """Return the token of an attempt, which is always the same under one run's secret."""
     return f"{PREFIX}{_encode(attempt.encode())}.{_encode(_mac(secret, attempt))}"
 
 
 def attempt_of_token(secret: bytes, token: str) -> AttemptId | None:
-    """The attempt that a token was made for, or None if this secret did not make it."""
+    """Return the attempt that a token was made for, or None if this secret did not make it."""
     if not token.startswith(PREFIX) or not token.isascii():
         return None
     name, _, mac = token.removeprefix(PREFIX).partition(".")

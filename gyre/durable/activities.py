@@ -1,4 +1,4 @@
-"""Typed activity names: what workflows call and what ``activities/`` registers under."""
+"""Typed activity names: workflows call them, and ``activities/`` registers under them."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ Out = TypeVar("Out", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Activity(Generic[In, Out]):
-    """An activity's name with the types that cross."""
+    """An activity's name with the types of its input and its result."""
 
     name: str
     input: type[In]

@@ -1,4 +1,4 @@
-"""How workflows call activities by their typed names."""
+"""Calls from workflows: activities by their typed names, and search attributes."""
 
 from typing import Any, TypeVar
 
@@ -14,14 +14,14 @@ Out = TypeVar("Out", bound=BaseModel)
 
 
 async def call(
-    activity: Activity[In, Out], argument: In, *, queue: str, options: Options, summary: str | None = None
+    activity: Activity[In, Out], input: In, *, queue: str, options: Options, summary: str | None = None
 ) -> Out:
-    """Run an activity on a queue. Raises temporalio's ActivityError when it failed for good."""
+    """Run an activity on a queue. Raises temporalio's ActivityError if it fails for good."""
     return await workflow.execute_activity(
-        activity.name, argument, task_queue=queue, result_type=activity.output, summary=summary, **options
+        activity.name, input, task_queue=queue, result_type=activity.output, summary=summary, **options
     )
 
 
 def label(*updates: "SearchAttributeUpdate[Any]") -> None:
-    """Set search attributes of this workflow."""
+    """Set search attributes of the current workflow."""
     workflow.upsert_search_attributes(updates)  # pyright: ignore[reportUnknownMemberType]

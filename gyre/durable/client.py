@@ -1,4 +1,4 @@
-"""The Temporal client: one converter, and the keys of gyre.contracts.search."""
+"""The Temporal client, its converter, and the search attribute keys of gyre.contracts.search."""
 
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
@@ -15,7 +15,7 @@ REWARD = SearchAttributeKey.for_float("GyreReward")
 
 
 async def connect(address: str, namespace: str = "default", *, lazy: bool = False) -> Client:
-    """A client with the pydantic converter, which every worker and replayer shares."""
+    """Connect with the pydantic converter, which every client, worker and replayer must use."""
     return await Client.connect(
         address, namespace=namespace, data_converter=pydantic_data_converter, lazy=lazy
     )

@@ -1,4 +1,4 @@
-"""Errors of Gyre as Temporal carries them, and back."""
+"""Mapping of Gyre's errors to Temporal's, and of Temporal's to sentences."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def translated(function: Callable[P, R]) -> Callable[P, R]:
-    """Make an activity raise ApplicationError for a GyreError: type, sentence, and whether to retry."""
+    """Make an activity raise ApplicationError for a GyreError, with its type, sentence and retryability."""
     if iscoroutinefunction(function):
 
         @wraps(function)
@@ -43,13 +43,14 @@ def translated(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def as_application_error(error: GyreError) -> ApplicationError:
+    """Translate an error for Temporal."""
     return ApplicationError(
         f"{error.boundary}: {error}", type=type(error).__name__, non_retryable=not error.retryable
     )
 
 
 def sentence(error: ActivityError) -> str:
-    """``boundary: what happened`` of a failed activity, short enough for a row and a history."""
+    """Return ``boundary: what happened`` for a failed activity, short enough for a row and a history."""
     cause = error.cause
     if isinstance(cause, TimeoutError):
         kind = cause.type.name.lower() if cause.type else "unknown"
@@ -58,12 +59,12 @@ def sentence(error: ActivityError) -> str:
 
 
 def root_sentence(error: FailureError) -> str:
-    """The sentence of the activity at the bottom of a failed child, or of whatever is there."""
+    """Return the sentence of the activity that failed a child workflow, or of whatever else failed it."""
     while isinstance(error, ChildWorkflowError) and isinstance(error.cause, FailureError):
         error = error.cause
     return sentence(error) if isinstance(error, ActivityError) else str(error)[:500]
 
 
 def failure_type(error: ActivityError) -> str | None:
-    """Class name of the GyreError that failed the activity, None for time-outs and other errors."""
+    """Return the class name of the GyreError that failed the activity; None for other errors."""
     return error.cause.type if isinstance(error.cause, ApplicationError) else None

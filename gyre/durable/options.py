@@ -1,7 +1,7 @@
-"""Time-outs and retry policies of every activity, in one place.
+"""Time-outs and retry policies of all activities.
 
-A stage with a limit of its own gets that limit plus a margin, so that the stage's own code, which
-can say what happened, fires before Temporal's time-out, which cannot.
+A stage with its own limit gets that limit plus a margin. The stage's code can say what happened, Temporal's
+time-out cannot, so the stage must notice first.
 """
 
 from datetime import timedelta
@@ -16,12 +16,15 @@ NEVER_RETRIED = [
     "IllegalTransition",
     "EvaluatorFailed",
     "WorkspaceUnusable",
-    "PayloadsTooLarge",
+    "PayloadsTooLarge",  # Temporal's own: an oversized result stays oversized
 ]
+"""Types of errors that end an activity at once."""
 MARGIN_S = 30.0
 
 
 class Options(TypedDict, total=False):
+    """Keyword arguments of ``workflow.execute_activity``."""
+
     start_to_close_timeout: timedelta
     schedule_to_close_timeout: timedelta
     schedule_to_start_timeout: timedelta
@@ -31,7 +34,7 @@ class Options(TypedDict, total=False):
 
 
 def database() -> Options:
-    """A short transaction: retried until Postgres is back. No limit counts time without a worker."""
+    """Options of a short transaction: retried for as long as Postgres or every worker is away."""
     return Options(
         start_to_close_timeout=timedelta(seconds=60),
         retry_policy=_policy(maximum_s=15),
@@ -39,7 +42,7 @@ def database() -> Options:
 
 
 def decision() -> Options:
-    """A long poll that heartbeats; a lost one is asked again."""
+    """Options of a long poll that heartbeats. If its worker is lost, the poll is repeated."""
     return Options(
         start_to_close_timeout=timedelta(hours=24),
         heartbeat_timeout=timedelta(seconds=20),
@@ -48,10 +51,10 @@ def decision() -> Options:
 
 
 def stage(limit_s: float, *, attempts: int = 0) -> Options:
-    """Provision, seal, snapshot: idempotent, each try bounded by the stage's limit.
+    """Options of provision, seal and snapshot: idempotent, and each try is bounded by the stage's limit.
 
-    ``attempts`` 0 is no bound: a Postgres or an S3 that is away must not cost finished work. What a
-    retry cannot help fails at once by its error's type.
+    ``attempts`` 0 is unlimited, because an outage of Postgres or S3 must not cost finished work. An error
+    that a retry cannot help ends the activity by its type.
     """
     return Options(
         start_to_close_timeout=timedelta(seconds=limit_s + MARGIN_S),
@@ -61,7 +64,7 @@ def stage(limit_s: float, *, attempts: int = 0) -> Options:
 
 
 def harness(limit_s: float) -> Options:
-    """Re-attached after a worker's death, so a retry costs nothing but the attach."""
+    """Options of a harness. A retry attaches to the running harness, so it costs next to nothing."""
     return Options(
         start_to_close_timeout=timedelta(seconds=limit_s + 600),
         heartbeat_timeout=timedelta(seconds=30),
@@ -71,7 +74,7 @@ def harness(limit_s: float) -> Options:
 
 
 def evaluator(limit_s: float) -> Options:
-    """One try at scoring. Its own failure comes back to the workflow; an outage is retried."""
+    """Options of one try at scoring. Its own failure returns to the workflow; an outage is retried."""
     return Options(
         start_to_close_timeout=timedelta(seconds=limit_s + MARGIN_S),
         heartbeat_timeout=timedelta(seconds=30),
@@ -80,7 +83,7 @@ def evaluator(limit_s: float) -> Options:
 
 
 def cell_work(limit_s: float) -> Options:
-    """A command to one life of a cell: never retried blindly, the burst looks at the cell again."""
+    """Options of work on one incarnation of a cell. Not retried: the burst must read the cell first."""
     return Options(
         start_to_close_timeout=timedelta(seconds=limit_s),
         schedule_to_start_timeout=timedelta(seconds=30),
@@ -90,7 +93,7 @@ def cell_work(limit_s: float) -> Options:
 
 
 def cell_command() -> Options:
-    """An Update to a Cell workflow under an id that is stable over retries."""
+    """Options of an Update to a Cell workflow, whose id is the same on every retry."""
     return Options(
         start_to_close_timeout=timedelta(minutes=30),
         heartbeat_timeout=timedelta(seconds=20),

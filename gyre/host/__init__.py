@@ -1,5 +1,5 @@
-"""The machine a process runs on: processes by identity, free ports. Standard library only, quick to import.
+"""The machine that a process runs on. Needs the standard library only, so it is quick to import.
 
 ports.py       free ports on loopback
-processes.py   process identity, exact signals, exit with the parent
+processes.py   process identity, exact signals, parent's end
 """

@@ -7,10 +7,11 @@ from gyre.contracts.errors import BadInput
 
 HOST = "127.0.0.1"
 FIRST, LAST = 20000, 32000
-"""Below Linux' default range of ephemeral ports, so that no outgoing connection takes one meanwhile."""
+"""Below Linux' default range of ephemeral ports, so that no outgoing connection takes one of them."""
 
 
 def is_free(port: int) -> bool:
+    """Return whether a server could listen on the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # The servers set it too: a closed connection in TIME_WAIT does not hold a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,7 +23,7 @@ def is_free(port: int) -> bool:
 
 
 def choose_port(taken: set[int]) -> int:
-    """A free port that is not in ``taken``; the caller remembers it. Raises BadInput if none is found."""
+    """Return a free port that is not in ``taken``. It is not reserved. Raises BadInput if none is found."""
     for _ in range(1000):
         port = random.randint(FIRST, LAST)
         if port not in taken and is_free(port):
@@ -31,7 +32,7 @@ def choose_port(taken: set[int]) -> int:
 
 
 def require_free(port: int, owner: str) -> None:
-    """Raises BadInput when another process listens where ``owner`` was before."""
+    """Raise BadInput if another process listens on the port that ``owner`` had before."""
     if not is_free(port):
         raise BadInput(
             f"port {port} on {HOST}, which {owner} had, is used by another process: "
@@ -40,7 +41,7 @@ def require_free(port: int, owner: str) -> None:
 
 
 def accepts(port: int) -> bool:
-    """Whether something answers a TCP connection."""
+    """Return whether a server accepts TCP connections on the port."""
     try:
         with socket.create_connection((HOST, port), timeout=1):
             return True

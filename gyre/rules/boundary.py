@@ -1,4 +1,4 @@
-"""What a run does next between bursts: dispatch, burst, evaluate held-out tasks, finish or wait."""
+"""Next step of a run between bursts: dispatch, burst, evaluate held-out tasks, finish or wait."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from gyre.rules.waterlevel import Supply, admits
 
 
 class Phase(StrEnum):
-    """How far a held-out evaluation is."""
+    """Progress of a held-out evaluation."""
 
     ABSENT = "absent"
     RUNNING = "running"
@@ -16,7 +16,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The run file's schedule, as the rules need it."""
+    """The part of the run file that the rules need."""
 
     target_updates: int
     groups_per_batch: int
@@ -29,20 +29,20 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RunView:
-    """One consistent look at a run."""
+    """A run at one moment."""
 
     updates: int
-    """Newest policy version."""
+    """Newest policy version, which is the number of updates so far."""
     running_groups: int
     ready_groups: int
     unfinished: int
-    """w: executions dispatched and not terminated, of any purpose."""
+    """w: number of executions dispatched and not terminal, of any purpose."""
     dropped_in_a_row: int
-    """Newest terminal train groups that were all dropped, of those dispatched since the last resume."""
+    """Number of newest terminal train groups that were all dropped, counted since the last resume."""
     capacity: int
-    """C_R: executions that cells in rollout serve at once."""
+    """C_R: number of executions that the cells in rollout serve at once."""
     cell_capacity: int
-    """C_e of the cell that would be admitted."""
+    """C_e: capacity of the cell that would switch to training."""
     before: Phase
     after: Phase
     supply: Supply
@@ -61,39 +61,40 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """``count``: groups to dispatch, or updates in the burst."""
+    """The one thing that is due."""
 
     kind: StepKind
     count: int = 0
+    """Number of groups to dispatch, or of updates in the burst."""
     reason: str = ""
 
 
 def groups_to_dispatch(schedule: Schedule, *, updates: int, outstanding: int) -> int:
-    """Top dispatched-but-unconsumed groups up to Q_b = (phi + mu) B, never past what is left to train."""
+    """Return what the outstanding groups lack to Q_b = (phi + mu) B, or to all that are left to train."""
     quota = round((schedule.extra_dispatch + schedule.updates_per_burst) * schedule.groups_per_batch)
     left = (schedule.target_updates - updates) * schedule.groups_per_batch
     return max(0, min(quota, left) - outstanding)
 
 
 def groups_needed(schedule: Schedule, *, updates: int) -> float:
-    """Ready groups that the supply rule asks for: rho_min B, but never more than are left to train."""
+    """Return how many ready groups the supply rule asks for: rho_min B, or all that are left to train."""
     left = (schedule.target_updates - updates) * schedule.groups_per_batch
     return min(schedule.supply_fraction * schedule.groups_per_batch, left)
 
 
 def dropped_limit(schedule: Schedule) -> int:
-    """Train groups dropped in a row at which a run is given up."""
+    """Return the number of train groups dropped in a row that fails a run."""
     return max(8, 2 * schedule.groups_per_batch)
 
 
 def updates_in_burst(schedule: Schedule, *, updates: int, ready_groups: int) -> int:
-    """mu, or fewer when the target or the ready groups end sooner."""
+    """Return mu, or less if the target or the ready groups end sooner."""
     left = schedule.target_updates - updates
     return min(schedule.updates_per_burst, left, ready_groups // schedule.groups_per_batch)
 
 
 def next_step(schedule: Schedule, view: RunView) -> Step:
-    """The one thing that is due. Called at boundaries only: never while a burst runs."""
+    """Return the one thing that is due. Called at boundaries only: never while a burst runs."""
     if schedule.heldout and view.before is not Phase.DONE:
         return _evaluate(view.before, StepKind.HELDOUT_BEFORE)
     if view.updates >= schedule.target_updates:
@@ -108,20 +109,16 @@ def next_step(schedule: Schedule, view: RunView) -> Step:
     if missing:
         return Step(StepKind.DISPATCH, count=missing)
     count = updates_in_burst(schedule, updates=view.updates, ready_groups=view.ready_groups)
-    if count and _admits(schedule, view):
-        return Step(StepKind.BURST, count=count)
-    return Step(StepKind.WAIT)
-
-
-def _admits(schedule: Schedule, view: RunView) -> bool:
-    return admits(
+    if count and admits(
         view.supply,
         hold_s=schedule.supply_hold_s,
         now_s=view.now_s,
         unfinished=view.unfinished,
         capacity=view.capacity,
         cell_capacity=view.cell_capacity,
-    )
+    ):
+        return Step(StepKind.BURST, count=count)
+    return Step(StepKind.WAIT)
 
 
 def _evaluate(phase: Phase, kind: StepKind) -> Step:

@@ -1,4 +1,4 @@
-"""What a model call is for, by the rules of its harness. Roles: QwenGyre (arXiv 2609.33848)."""
+"""Role-matching: the role of a model call by the rules of its harness (QwenGyre, arXiv 2609.33848)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from gyre.contracts.roles import Role, RoleRule
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a request shows of its purpose."""
+    """Properties of a request that show its purpose."""
 
     headers: Mapping[str, str]
-    """Names are lower-case."""
+    """Values by lower-case name."""
     tools: Sequence[str]
-    """Names of the tools it offers."""
+    """Names of the tools that it offers."""
     system_text: str
     last_user_text: str
-    """Of the last message, if it is a user's; else empty."""
+    """Text of the last message if it is a user's, else empty."""
 
 
 def role_of(rules: Iterable[RoleRule], evidence: Evidence) -> Role:
-    """The role of the first rule that holds.
+    """Return the role of the first rule that matches.
 
-    Where none does: an agent at work offers its tools, so a call with tools is ``main``; one without is not
-    recognised and so ``side``, if the harness has rules at all.
+    If none does, a call with tools is ``main``, because an agent at work offers its tools. A call without
+    tools is unrecognized and so ``side``, unless the harness has no rules at all.
     """
     known = tuple(rules)
     for rule in known:
@@ -33,7 +33,7 @@ def role_of(rules: Iterable[RoleRule], evidence: Evidence) -> Role:
 
 
 def holds(rule: RoleRule, evidence: Evidence) -> bool:
-    """Whether every condition of the rule is met."""
+    """Return whether the request meets every condition of the rule."""
     return (
         all(_header(evidence.headers.get(name), wanted) for name, wanted in rule.headers.items())
         and rule.tools in (None, bool(evidence.tools))

@@ -1,4 +1,4 @@
-"""What becomes of an execution. The reward never derives from time, length or how it ended."""
+"""Outcomes of attempts and executions. No reward depends on time, length or the way an attempt ended."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,16 +8,16 @@ from gyre.contracts.lifecycle import Disposition, EndReason
 
 class AttemptOutcome(StrEnum):
     EVALUATE = "evaluate"
-    """The harness worked on the workspace: snapshot it and score it, however it ended."""
+    """The harness worked on the workspace: snapshot and score it, however the harness ended."""
     RETRY = "retry"
-    """Infrastructure failed before the policy could show anything."""
+    """Infrastructure failed before the policy could do anything."""
 
 
 def attempt_outcome(end_reason: EndReason, exit_code: int | None, num_calls: int) -> AttemptOutcome:
-    """Whether an ended attempt is worth scoring.
+    """Decide whether an ended attempt is scored or followed by another.
 
-    Exit codes lie, so they count only where the policy was never asked: a harness that failed
-    without a single committed call did not fail by the policy's doing.
+    Exit codes lie, so they count only if the policy was never asked: a harness that failed without a single
+    committed call did not fail because of the policy.
     """
     if end_reason in (EndReason.PROVISION_FAILED, EndReason.SANDBOX_LOST, EndReason.CANCELLED):
         return AttemptOutcome.RETRY
@@ -28,17 +28,18 @@ def attempt_outcome(end_reason: EndReason, exit_code: int | None, num_calls: int
 
 @dataclass(frozen=True)
 class Ending:
-    """An execution's one disposition, and why where it is not ``scored``."""
+    """An execution's one disposition."""
 
     disposition: Disposition
     detail: str | None = None
+    """One sentence that says why it is not ``scored``."""
 
 
 def ending(*, worked: bool, snapshot: bool, reward_valid: bool, failure: str | None) -> Ending:
-    """The disposition of an execution whose budgets are used up or that was scored.
+    """Decide the disposition of an execution that was scored or has used up its budgets.
 
-    ``worked``: some attempt ran the harness. ``snapshot``: it left a saved workspace.
-    ``reward_valid``: an evaluation of it succeeded. ``failure``: the last failure's sentence.
+    ``worked``: some attempt ran the harness to its end. ``snapshot``: it left a saved workspace.
+    ``reward_valid``: an evaluation of the snapshot succeeded. ``failure``: the newest failure's sentence.
     """
     if reward_valid:
         return Ending(Disposition.SCORED)

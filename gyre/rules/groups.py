@@ -1,5 +1,4 @@
-"""When a group is ready, and the advantages of its executions (group-relative, as in QwenGyre,
-arXiv 2609.33848)."""
+"""Readiness of a group, and the group-relative advantages of its executions (QwenGyre, arXiv 2609.33848)."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -7,11 +6,11 @@ from math import sqrt
 from gyre.contracts.lifecycle import Disposition, GroupStatus
 
 MIN_RANGE = 1e-6
-"""Rewards closer together than this carry no signal, only rounding."""
+"""Range of rewards below which they carry no signal, only rounding."""
 
 
 def group_outcome(dispositions: Sequence[Disposition | None], size: int) -> GroupStatus:
-    """RUNNING until all ``size`` executions are terminal; then READY, or DROPPED if none was scored."""
+    """Return RUNNING until all executions are terminal, then READY, or DROPPED if none was scored."""
     if len(dispositions) < size or any(each is None for each in dispositions):
         return GroupStatus.RUNNING
     if Disposition.SCORED not in dispositions:
@@ -22,11 +21,11 @@ def group_outcome(dispositions: Sequence[Disposition | None], size: int) -> Grou
 def advantages(
     rewards: Mapping[str, float], *, normalise_std: bool = True, num_placeholders: int = 0
 ) -> dict[str, float]:
-    """Advantage of each scored execution of one group, by execution id.
+    """Return the advantage of each scored execution of one group, by execution id.
 
-    A = (r - mean) / std with the population standard deviation; no division if ``normalise_std`` is
-    off. Zero for all if fewer than two are scored or the range is below 1e-6. ``num_placeholders``
-    zeros enter the baseline only where the run says so.
+    A = (r - mean) / std with the population standard deviation, or r - mean if ``normalise_std`` is off. All
+    are 0 if fewer than two executions are scored or the rewards' range is below MIN_RANGE.
+    ``num_placeholders`` further rewards of 0 enter the mean and the deviation.
     """
     values = [*rewards.values(), *([0.0] * num_placeholders)]
     if len(rewards) < 2 or max(values) - min(values) < MIN_RANGE:

@@ -1,4 +1,13 @@
-"""The run file and the addresses of the services. Nothing else in Gyre reads the environment."""
+"""Input, checked at the edge. Nothing else in Gyre reads the environment.
+
+harnesses.py      facts that the gateway needs per harness
+models.py         check that a model can be trained
+problems.py       first problem of an invalid document
+runfile.py        every run file key, with its reason
+services.py       addresses and credentials of services
+state.py          location of `.gyre`
+task_folders.py   Harbor task folders and their hashes
+"""
 
 from gyre.settings.runfile import RunFile, load_run_file
 from gyre.settings.services import Services

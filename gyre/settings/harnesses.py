@@ -1,4 +1,4 @@
-"""What the gateway must know of a harness, from its catalogue file."""
+"""Facts about a harness that the gateway needs, from the harness's catalogue file."""
 
 import tomllib
 from pathlib import Path
@@ -13,18 +13,19 @@ CATALOGUE = Path(__file__).parents[2] / "sandbox" / "catalogue"
 
 
 class HarnessFacts(BaseModel):
-    """Two keys of a catalogue file; the others are about starting it."""
+    """Two keys of a catalogue file. The others are about starting the harness."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     roles: tuple[RoleRule, ...] = ()
-    """What each model call is for: the first rule that holds, else ``main``."""
+    """Rules for the role of each model call, in order; see ``gyre/rules/call_roles.py``."""
     early_start: bool = True
-    """Whether it tries a call again whose stream broke; else a stream begins when its answer is there."""
+    """Whether the harness retries a call whose stream broke, so that a stream may begin before its answer is
+    complete."""
 
 
 def harness_facts(harness: str) -> HarnessFacts:
-    """Raises BadInput when there is no such file or it is not valid."""
+    """Read a harness's catalogue file. Raises BadInput if there is no such file or it is invalid."""
     path = CATALOGUE / f"{harness}.toml"
     try:
         return HarnessFacts.model_validate(tomllib.loads(path.read_text()))

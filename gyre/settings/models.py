@@ -1,4 +1,4 @@
-"""Whether a model directory can be trained, checked from its small files before anything is made."""
+"""Check of a model directory by its small files, before anything is started."""
 
 import json
 from pathlib import Path
@@ -7,19 +7,17 @@ from typing import Any, cast
 from gyre.contracts.errors import BadInput
 
 MODEL_TYPES = ("qwen3",)
-"""Architectures that engine, trainer and transfer agree on."""
+"""Architectures that engine, trainer and transfer all support."""
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""Of ``config.json``: what tensor parallelism cuts into equal parts."""
+"""Keys of ``config.json`` whose values tensor parallelism divides."""
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-"""What the safetensors library takes at most."""
+"""Longest header that the safetensors library accepts."""
 
 
 def check_model(path: Path, context_tokens: int, tensor_parallel: int = 1) -> None:
-    """Raise BadInput with one sentence unless ``path`` is a Hugging Face directory that Gyre can train,
-    cut into ``tensor_parallel`` parts.
-    """
+    """Raise BadInput unless ``path`` is a Hugging Face directory that Gyre can train on these many ranks."""
     if not path.is_dir():
         raise BadInput(f"model.path = '{path}': no such directory")
     config = _read_json(path / "config.json")
@@ -30,19 +28,14 @@ def check_model(path: Path, context_tokens: int, tensor_parallel: int = 1) -> No
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and context_tokens > positions:
         raise BadInput(f"model.context_tokens = {context_tokens}: the model has {positions} positions")
-    if tensor_parallel > 1:
-        _check_division(config, tensor_parallel)
-    _check_weights(path)
-    _check_tokenizer(path)
-
-
-def _check_division(config: dict[str, Any], tensor_parallel: int) -> None:
-    for key in DIVIDED:
+    for key in DIVIDED if tensor_parallel > 1 else ():
         whole = config.get(key)
         if not isinstance(whole, int) or whole % tensor_parallel:
             raise BadInput(
                 f"cells.tensor_parallel = {tensor_parallel} does not divide the model's {key} = {whole}"
             )
+    _check_weights(path)
+    _check_tokenizer(path)
 
 
 def _check_weights(path: Path) -> None:
@@ -64,9 +57,9 @@ def _weight_files(path: Path) -> list[str]:
 
 
 def _safetensors_problem(path: Path) -> str | None:
-    """What is wrong with a safetensors file, told from its header and its size; None if nothing is.
+    """Return what is wrong with a safetensors file, judged by its header and size, or None.
 
-    The file is the header's length in 8 bytes, the header in JSON, and the tensors without a gap.
+    A file is the header's length in 8 bytes, the header in JSON, and the tensors without gaps.
     """
     try:
         num_bytes = path.stat().st_size
@@ -83,27 +76,23 @@ def _safetensors_problem(path: Path) -> str | None:
     if not ends:
         return "it holds no tensor"
     wanted = LENGTH_BYTES + length + max(ends)
-    return None if wanted == num_bytes else f"it has {num_bytes} bytes where its header tells of {wanted}"
+    return None if wanted == num_bytes else f"it has {num_bytes} bytes where its header describes {wanted}"
 
 
 def _check_tokenizer(path: Path) -> None:
     if not (path / "tokenizer.json").is_file():
         raise BadInput(f"model.path = '{path}': no tokenizer.json in it")
-    _load_tokenizer(path / "tokenizer.json")
-    settings = _read_json(path / "tokenizer_config.json")
-    if not settings.get("chat_template") and not (path / "chat_template.jinja").is_file():
-        raise BadInput(f"model.path = '{path}': its tokenizer has no chat template")
-
-
-def _load_tokenizer(path: Path) -> None:
-    # Only who checks a model waits for the library.
+    # Imported here, because only commands that check a model should wait for it.
     from tokenizers import Tokenizer
 
     try:
-        Tokenizer.from_file(str(path))
+        Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:  # the library raises nothing narrower
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path}: it is no tokenizer: {reason}") from None
+        raise BadInput(f"{path / 'tokenizer.json'}: not a tokenizer: {reason}") from None
+    settings = _read_json(path / "tokenizer_config.json")
+    if not settings.get("chat_template") and not (path / "chat_template.jinja").is_file():
+        raise BadInput(f"model.path = '{path}': its tokenizer has no chat template")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

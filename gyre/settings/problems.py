@@ -1,17 +1,15 @@
-"""The first problem of a document that pydantic refuses, in one sentence and without its secrets."""
-
-from typing import Any
+"""First problem of a document that pydantic refuses, in one sentence and without secrets."""
 
 from pydantic import ValidationError
 
 SECRETS = ("postgres_dsn", "postgres_password", "s3_access_key", "s3_secret_key")
-"""Keys whose values are never shown."""
+"""Keys whose values must never be shown."""
 LONGEST = 80
-"""Characters of a value that are shown."""
+"""Number of characters after which a shown value is cut."""
 
 
 def first_problem(error: ValidationError) -> str:
-    """``run.updates = 0: Input should be greater than or equal to 1``."""
+    """Return a sentence such as ``run.updates = 0: Input should be greater than or equal to 1``."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     kind, value = first["type"], first["input"]
@@ -26,9 +24,6 @@ def first_problem(error: ValidationError) -> str:
         return reason
     if key.rpartition(".")[2] in SECRETS or isinstance(value, dict | list):
         return f"{key}: {reason}"
-    return f"{key} = {_short(value)}: {reason}"
-
-
-def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return f"{key} = {shown}: {reason}"

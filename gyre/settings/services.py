@@ -1,4 +1,4 @@
-"""Where Temporal, Postgres and S3 are: found by the embedded stack or given in ``[services]``."""
+"""Addresses of Temporal, Postgres and S3: of the embedded stack, or from the run file's ``[services]``."""
 
 import re
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ MAX_PORT = 65_535
 
 
 class Services(BaseModel):
-    """Addresses and credentials that a process needs to reach the outside."""
+    """Addresses and credentials of the services that a process uses."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -19,11 +19,11 @@ class Services(BaseModel):
     """``host:port`` of the Temporal frontend."""
     temporal_namespace: str = "default"
     temporal_ui: str | None = None
-    """Address of Temporal's web UI, for people."""
+    """Address of Temporal's web UI, to show to people."""
     postgres_dsn: str
     """A libpq URL: ``postgresql://user:password@host:port/database``."""
     s3_endpoint: str | None = None
-    """None means AWS's own endpoint."""
+    """URL of the S3 server; None is AWS's own endpoint."""
     s3_bucket: str = "gyre"
     s3_access_key: str
     s3_secret_key: str
@@ -40,13 +40,13 @@ class Services(BaseModel):
     @field_validator("postgres_dsn")
     @classmethod
     def _postgres_url(cls, dsn: str) -> str:
-        """As ``postgresql://``, the one scheme that both libpq and SQLAlchemy take."""
+        """Write the scheme as ``postgresql``, which both libpq and SQLAlchemy accept."""
         scheme, mark, rest = dsn.partition("://")
         if scheme not in ("postgresql", "postgres") or not mark or not _has_good_port(dsn):
-            # The message must not tell the value: it holds the password.
+            # The message must not show the value, which holds the password.
             raise ValueError(
                 "it must be postgresql://user:password@host:port/database, "
-                "with what is special in the password percent-encoded"
+                "with special characters of the password percent-encoded"
             )
         return f"postgresql://{rest}"
 
@@ -61,13 +61,13 @@ class Services(BaseModel):
     @classmethod
     def _bucket_name(cls, bucket: str) -> str:
         if not BUCKET.fullmatch(bucket):
-            raise ValueError("a bucket's name must be 3 to 63 of a-z, 0-9, '-' and single dots")
+            raise ValueError("a bucket's name must be 3 to 63 characters a-z, 0-9, '-' and single dots")
         return bucket
 
 
 def _has_good_port(url: str) -> bool:
     try:
-        return urlsplit(url).port != 0  # parsing it raises what is no number or too large
+        return urlsplit(url).port != 0  # the property raises if it is no number or too large
     except ValueError:
         return False
 

@@ -1,9 +1,9 @@
-"""Where this machine keeps the embedded services' data and the processes of its runs."""
+"""Location of the embedded services' data and of the runs' files on this machine."""
 
 import os
 from pathlib import Path
 
 
 def state_dir() -> Path:
-    """``$GYRE_STATE_DIR``, or ``.gyre`` in the current directory; absolute, perhaps not made yet."""
+    """Return ``$GYRE_STATE_DIR``, or ``.gyre`` in the current directory, made absolute. It need not exist."""
     return Path(os.environ.get("GYRE_STATE_DIR") or ".gyre").absolute()

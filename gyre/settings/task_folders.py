@@ -12,27 +12,25 @@ from gyre.contracts.errors import BadInput
 
 
 class TaskFolder(BaseModel):
-    """One task. ``environment/`` is what the workspace starts with (empty without it), ``tests/`` is what
-    scores it.
-    """
+    """One task. ``environment/`` fills the workspace at the start, and ``tests/`` scores it at the end."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     path: Path
     sha256: str
-    """Of the folder's files: their paths, whether they can be executed, and their contents."""
+    """SHA-256 of the files: their paths, executable bits and contents."""
 
 
 def load_task(path: Path) -> TaskFolder:
-    """Read one task folder. Raises BadInput with one sentence when it is not one."""
+    """Read one task folder. Raises BadInput if it is not one."""
     if not path.is_dir():
         raise BadInput(f"task {path}: no such folder")
     for needed in ("instruction.md", "tests/test.sh"):
         if not (path / needed).is_file():
             raise BadInput(f"task {path}: it has no {needed}")
     try:
-        (path / "instruction.md").read_text()  # must be text: a harness is given it
+        (path / "instruction.md").read_text()  # must be text, because a harness gets it as its prompt
         if (path / "task.toml").exists():
             tomllib.loads((path / "task.toml").read_text())
         return TaskFolder(name=path.resolve().name, path=path.resolve(), sha256=folder_sha256(path))
@@ -43,7 +41,7 @@ def load_task(path: Path) -> TaskFolder:
 
 
 def load_tasks(folder: Path) -> list[TaskFolder]:
-    """The task folders of a folder, by name. Raises BadInput if there is none or one is not valid."""
+    """Read all task folders in a folder, by name. Raises BadInput if there is none or one is invalid."""
     if not folder.is_dir():
         raise BadInput(f"tasks {folder}: no such folder")
     paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -53,7 +51,7 @@ def load_tasks(folder: Path) -> list[TaskFolder]:
 
 
 def folder_sha256(folder: Path) -> str:
-    """SHA-256 over the files of a folder, whatever their times and owners."""
+    """Return the SHA-256 of a folder's files, which does not depend on their times and owners."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -69,17 +67,17 @@ def folder_sha256(folder: Path) -> str:
 
 
 def current_sha256(folder: Path) -> str:
-    """``folder_sha256`` as of now; the files are read again only when one of them was touched."""
-    return _sha256_at(folder, _touched(folder))
+    """Return ``folder_sha256``, but read the files again only if one of them was touched."""
+    return _sha256_at(folder, _fingerprint(folder))
 
 
 @lru_cache(maxsize=4096)
-def _sha256_at(folder: Path, touched: str) -> str:
+def _sha256_at(folder: Path, fingerprint: str) -> str:
     return folder_sha256(folder)
 
 
-def _touched(folder: Path) -> str:
-    """Changes with the names, sizes, rights and times of a folder's files."""
+def _fingerprint(folder: Path) -> str:
+    """Return a digest of the names, sizes, rights and times of a folder's files."""
     digest = hashlib.sha256()
     for root, folders, files in os.walk(folder):
         folders.sort()
