@@ -1,4 +1,4 @@
-"""Whole runs as a user starts them: ``python -m gyre run``, real services, separate processes."""
+"""Whole runs as a user starts them: ``python -m app run``, real services, separate processes."""
 
 import json
 import os
@@ -45,7 +45,7 @@ LIMIT_S = 240.0
 
 
 @dataclass(frozen=True)
-class World:
+class Installation:
     """One ``.gyre`` directory with the services up, and a policy to train."""
 
     state_dir: Path
@@ -70,11 +70,11 @@ class World:
         return path
 
     def until_finished(self, name: str) -> dict[str, Any]:
-        """Wait for a detached run and return what ``show`` says of it."""
+        """Wait for a detached run and return what ``show`` prints about it."""
         return self.until(lambda: self._finished(name))
 
     def until(self, ready: Callable[[], Any]) -> Any:
-        """Look twice a second until ``ready`` answers something true."""
+        """Poll twice per second until ``ready`` returns a true value, and return it."""
         deadline = time.monotonic() + LIMIT_S
         while not (answer := ready()):
             assert time.monotonic() < deadline, "not ready in time"
@@ -82,7 +82,7 @@ class World:
         return answer
 
     def pid(self, process: str) -> int:
-        """Of a service or a run's process, as ``gyre ps`` names it."""
+        """Return the pid of a service or a run's process, by its name in ``gyre ps``."""
         rows = self.json("ps")
         found = rows["processes"] if isinstance(rows, dict) else rows
         return next(int(row["pid"]) for row in found if row["name"] == process)
@@ -101,7 +101,7 @@ class World:
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tasks and a policy that was warmed up for a few seconds: it can call the tool, now and then."""
+    """Tasks, and a policy that was warmed up for a few seconds, so that it calls the tool now and then."""
     folder = tmp_path_factory.mktemp("policy")
     split = draw_split(1, num_train=6, num_heldout=3)
     write_split(folder / "tasks" / "train", split.train)
@@ -116,14 +116,14 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def world(services: Services, short_folder: Path, policy: Path) -> Iterator[World]:
+def installation(services: Services, short_folder: Path, policy: Path) -> Iterator[Installation]:
     database = connect(services.postgres_dsn)
-    yield World(short_folder / ".gyre", policy, services, database)
+    yield Installation(short_folder / ".gyre", policy, services, database)
     database.dispose()
 
 
 @pytest.fixture(scope="session")
-def finished(world: World) -> str:
-    """The name of a run that ended well: two updates, held-out tasks before and after."""
-    world.gyre("run", str(world.run_file("whole")))
+def finished(installation: Installation) -> str:
+    """Name of a finished run with two updates, and held-out tasks before and after."""
+    installation.gyre("run", str(installation.run_file("whole")))
     return "whole"

@@ -1,4 +1,4 @@
-"""One small run, end to end: what it must leave in Postgres and in Temporal."""
+"""One small run, end to end, and what it leaves in Postgres and in Temporal."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from db.session import transaction
 from gyre.contracts.ids import RunId, attempt_id, group_id
 from gyre.contracts.tokens import attempt_token
 from gyre.durable import client as durable
-from tests.e2e.conftest import World
+from tests.e2e.conftest import Installation
 from tests.replay.test_histories import replay
 from workflows.registry import WORKFLOWS
 
@@ -27,26 +27,26 @@ PAYLOAD_LIMIT = 16 * 1024
 
 
 @pytest.fixture(scope="module")
-def histories(world: World, finished: str) -> list[WorkflowHistory]:
-    """Every history of the run, earlier runs of a continued workflow included."""
+def histories(installation: Installation, finished: str) -> list[WorkflowHistory]:
+    """Every history of the run, including earlier runs of a continued workflow."""
 
     async def fetch(client: Client) -> list[WorkflowHistory]:
         query = f"GyreRun = '{finished}'"
         found = client.list_workflows(query).map_histories()
         return [history async for history in found]
 
-    return with_client(world, fetch)
+    return with_client(installation, fetch)
 
 
-def with_client(world: World, use: Callable[[Client], Awaitable[R]]) -> R:
+def with_client(installation: Installation, use: Callable[[Client], Awaitable[R]]) -> R:
     async def main() -> R:
-        return await use(await durable.connect(world.services.temporal_address))
+        return await use(await durable.connect(installation.services.temporal_address))
 
     return asyncio.run(main())
 
 
-def test_the_account_balances(world: World, finished: str) -> None:
-    shown = world.json("show", finished)
+def test_the_account_balances(installation: Installation, finished: str) -> None:
+    shown = installation.json("show", finished)
     account = shown["account"]
     assert account["dispatched"] == 4
     assert account["dispatched"] == sum(account[k] for k in ("trained", "ready", "running", "dropped"))
@@ -55,8 +55,8 @@ def test_the_account_balances(world: World, finished: str) -> None:
     assert sum(shown["dispositions"].values()) == 4 * 4 + 3 * 2
 
 
-def test_the_witness_agrees(world: World, finished: str) -> None:
-    report = world.json("audit", finished)
+def test_the_audit_finds_no_violation(installation: Installation, finished: str) -> None:
+    report = installation.json("audit", finished)
     assert report["violations"] == []
     for key in ("targets_not_sampled", "targets_repeated", "hash_mismatches"):
         assert report[key] == 0
@@ -67,8 +67,10 @@ def test_the_witness_agrees(world: World, finished: str) -> None:
     assert 0 < report["largest_payload_bytes"] <= PAYLOAD_LIMIT
 
 
-def test_weights_crossed_by_mooncake_and_bytes_were_counted(world: World, finished: str) -> None:
-    with transaction(world.database) as session:
+def test_every_version_was_published_with_its_bytes_counted(
+    installation: Installation, finished: str
+) -> None:
+    with transaction(installation.database) as session:
         query = select(PolicyVersionRow).where(
             PolicyVersionRow.run_id == finished, PolicyVersionRow.version > 0
         )
@@ -78,8 +80,8 @@ def test_weights_crossed_by_mooncake_and_bytes_were_counted(world: World, finish
     assert len({version.sha256 for version in versions}) == 2
 
 
-def test_every_span_knows_its_version(world: World, finished: str) -> None:
-    with transaction(world.database) as session:
+def test_every_sampled_span_has_its_version(installation: Installation, finished: str) -> None:
+    with transaction(installation.database) as session:
         query = (
             select(TreeNodeRow.versions, TreeNodeRow.num_tokens)
             .join(ModelCallRow, ModelCallRow.id == TreeNodeRow.call_id)
@@ -95,15 +97,17 @@ def test_no_payload_is_large(histories: list[WorkflowHistory]) -> None:
     assert 0 < largest <= PAYLOAD_LIMIT
 
 
-def test_no_secret_is_in_a_history(world: World, finished: str, histories: list[WorkflowHistory]) -> None:
-    with transaction(world.database) as session:
+def test_no_secret_is_in_a_history(
+    installation: Installation, finished: str, histories: list[WorkflowHistory]
+) -> None:
+    with transaction(installation.database) as session:
         secret = session.get_one(RunRow, finished).secret
     execution = f"{group_id(RunId(finished), 0)}/rollout/0"
     token = attempt_token(secret, attempt_id(execution, 1))
     text = "".join(history.to_json() for history in histories)
     mark = token.rsplit(".", 1)[-1]
     assert mark not in text
-    logs = (world.state_dir / "runs" / finished).glob("**/*.log")
+    logs = (installation.state_dir / "runs" / finished).glob("**/*.log")
     assert all(mark not in path.read_text(errors="replace") for path in logs)
 
 
@@ -124,14 +128,16 @@ def test_the_run_continued_as_new(histories: list[WorkflowHistory]) -> None:
     assert ended.count(EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED) == 1
 
 
-def test_one_history_tells_a_rollout(world: World, finished: str, histories: list[WorkflowHistory]) -> None:
-    """Stages, calls, tokens, snapshot, evaluator attempts and reward, from Temporal alone."""
+def test_the_history_of_a_rollout_is_readable_by_itself(
+    installation: Installation, finished: str, histories: list[WorkflowHistory]
+) -> None:
+    """It shows stages, calls, tokens, snapshot, tries of the evaluator and reward."""
     name = f"{group_id(RunId(finished), 3)}/rollout/0"
-    told = tell(next(history for history in histories if history.workflow_id == name))
-    with transaction(world.database) as session:
+    shown = read(next(history for history in histories if history.workflow_id == name))
+    with transaction(installation.database) as session:
         row = session.get_one(ExecutionRow, name)
         calls = session.scalars(select(ModelCallRow).where(ModelCallRow.execution_id == name)).all()
-    assert told["stages"] == [
+    assert shown["stages"] == [
         "open_attempt",
         "provision_workspace",
         "run_harness",
@@ -139,32 +145,32 @@ def test_one_history_tells_a_rollout(world: World, finished: str, histories: lis
         "take_snapshot",
         "fold_execution",
     ]
-    assert told["num_calls"] == len(calls) > 0
-    assert told["num_output_tokens"] == sum(call.num_output_tokens for call in calls)
-    assert told["snapshot_id"] == f"{name}/attempt/1/snapshot"
-    assert told["num_tries"] == 1
-    assert f"{told['reward_id']}" == row.reward_id
-    assert told["disposition"] == row.disposition == "scored"
+    assert shown["num_calls"] == len(calls) > 0
+    assert shown["num_output_tokens"] == sum(call.num_output_tokens for call in calls)
+    assert shown["snapshot_id"] == f"{name}/attempt/1/snapshot"
+    assert shown["num_tries"] == 1
+    assert f"{shown['reward_id']}" == row.reward_id
+    assert shown["disposition"] == row.disposition == "scored"
 
 
-def tell(history: WorkflowHistory) -> dict[str, object]:
+def read(history: WorkflowHistory) -> dict[str, object]:
     """Read a Rollout's history as a person would: names of activities and the fields of their results."""
-    told: dict[str, object] = {"stages": []}
+    shown: dict[str, object] = {"stages": []}
     for event in history.events:
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
             scheduled = event.activity_task_scheduled_event_attributes
-            told["stages"].append(scheduled.activity_type.name)
+            shown["stages"].append(scheduled.activity_type.name)
         for results in (
             event.activity_task_completed_event_attributes.result,
             event.child_workflow_execution_completed_event_attributes.result,
         ):
             for payload in results.payloads:
-                told |= json.loads(payload.data)
-    return told
+                shown |= json.loads(payload.data)
+    return shown
 
 
 def payloads(history: WorkflowHistory) -> list[bytes]:
-    """The data of every payload in a history."""
+    """Return the data of every payload in a history."""
     found: list[bytes] = []
 
     def walk(value: object) -> None:
@@ -181,12 +187,14 @@ def payloads(history: WorkflowHistory) -> list[bytes]:
     return found
 
 
-def test_given_services_are_used_and_none_are_started(world: World, short_folder: Path) -> None:
+def test_services_of_the_run_file_are_used_and_none_are_started(
+    installation: Installation, short_folder: Path
+) -> None:
     """A run file with [services] needs no embedded server: another state directory, the same servers."""
-    elsewhere = replace(world, state_dir=short_folder / "elsewhere" / ".gyre")
+    elsewhere = replace(installation, state_dir=short_folder / "elsewhere" / ".gyre")
     elsewhere.state_dir.parent.mkdir()
     path = elsewhere.run_file("given", updates=1)
-    given = world.services.model_dump(exclude_none=True)
+    given = installation.services.model_dump(exclude_none=True)
     lines = [f'{key} = "{value}"' for key, value in given.items()]
     path.write_text(path.read_text() + "\n[services]\n" + "\n".join(lines) + "\n")
     shown = json.loads(elsewhere.gyre("run", str(path), "--json"))
