@@ -1,4 +1,4 @@
-"""Milestones: signals that make a rollout's history tell how far its harness has come."""
+"""Milestones: signals that show a harness's progress in its rollout's history."""
 
 import asyncio
 import time

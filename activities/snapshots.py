@@ -22,7 +22,7 @@ from sandbox.deadline import Deadline
 from sandbox.harness_process import attempt_directory, poll
 
 FOLDERS = ("workspace", "home", "etc")
-"""Folders of an attempt that nobody needs once its work is saved."""
+"""Folders of an attempt to delete once its work is saved."""
 ARCHIVE = "archive-"
 SLOW_TRIES = 3
 """Tries that may take too long, since a machine may be busy once; the last one is final."""

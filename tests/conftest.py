@@ -1,4 +1,4 @@
-"""Fixtures over the real servers: each is started once a session, a database is made per test."""
+"""Fixtures on real servers: each server starts once per session, and each test gets its own database."""
 
 import secrets
 import shutil
@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("gyre")
 
 RUN = RunId("r")
 UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
-"""Nothing of a test's database has to outlive the test."""
+"""Settings of Postgres: no test's database has to survive the test."""
 
 
 SLOW_FIXTURES = ("database", "postgres_dsn", "postgres_server", "services")
@@ -73,7 +73,7 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def services(short_folder: Path) -> Iterator[Services]:
-    """Embedded Temporal, Postgres and S3 through the stack itself, empty at the session's start."""
+    """Embedded Temporal, Postgres and S3, started by the stack itself, empty at the session's start."""
     state_dir = short_folder / ".gyre"
     yield stack.ensure_up(state_dir)
     stack.down(state_dir)
@@ -81,7 +81,7 @@ def services(short_folder: Path) -> Iterator[Services]:
 
 @pytest.fixture(scope="session")
 def postgres_server(short_folder: Path) -> Iterator[str]:
-    """A libpq URL of a fresh server with a migrated template database ``gyre_template``."""
+    """libpq URL of a fresh server with a migrated template database ``gyre_template``."""
     password, port = secrets.token_hex(8), choose_port(set())
     dsn = f"postgresql://gyre:{password}@{HOST}:{port}/postgres"
     log = short_folder / "postgres.log"
@@ -104,7 +104,7 @@ def postgres_server(short_folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def postgres_dsn(postgres_server: str) -> Iterator[str]:
-    """A libpq URL of an empty, migrated database of this test's own."""
+    """libpq URL of an empty, migrated database for this test alone."""
     name = f"t{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE gyre_template")

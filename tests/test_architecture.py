@@ -1,4 +1,4 @@
-"""The arrows between the rooms, and what a workflow worker must not load."""
+"""Imports between rooms, and modules that a workflow worker must not load."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "sqlalchemy", "boto3", "megatron", "sglang", "transformers", "db", "activities")
 
 
-def test_the_arrows_between_the_rooms_hold() -> None:
+def test_the_import_contracts_hold() -> None:
     code = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
@@ -37,7 +37,7 @@ def test_help_loads_no_command() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def test_search_attributes_are_registered_as_they_are_used() -> None:
+def test_search_attributes_are_registered_with_the_types_they_are_used_with() -> None:
     from temporalio.common import SearchAttributeKey
 
     from gyre.contracts.search import SEARCH_ATTRIBUTES

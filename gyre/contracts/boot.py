@@ -62,7 +62,7 @@ class GatewayBoot(Boot):
     socket: str
     """Unix socket that sandboxes bind-mount; it serves the same application as the port."""
     hold_s: float = Field(default=300, gt=0)
-    """How long a call waits while no engine serves or Postgres is away."""
+    """Longest wait of a call while no engine serves or Postgres is away."""
     engine_read_s: float = Field(default=600, gt=0)
     """Silence on one request after which the engine counts as failed. An answer in one piece gets 0.1 s more
     per requested token."""

@@ -1,4 +1,4 @@
-"""The history of a rollout is told what happens, at most once a minute."""
+"""Milestones reach a rollout's history, at most once per minute."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def add_call(database: Database, execution: ExecutionId, attempt: AttemptId, ind
         )
 
 
-def test_one_signal_a_minute_and_only_of_news(
+def test_at_most_one_signal_per_minute_and_only_with_news(
     database: Database, services: Services, execution: ExecutionId
 ) -> None:
     with transaction(database) as session:
@@ -67,7 +67,7 @@ def test_one_signal_a_minute_and_only_of_news(
     ]
 
 
-def test_a_database_that_is_away_ends_nothing() -> None:
+def test_a_database_outage_does_not_end_the_harness() -> None:
     times = iter((0.0, 61.0, 122.0))
     away = connect("postgresql://gyre@127.0.0.1:1/gyre")
     attempt = AttemptId("run/r/group/0/rollout/0/attempt/1")

@@ -1,4 +1,4 @@
-"""What an opened batch holds: which executions, which trajectories, which targets, which advantages."""
+"""The executions, trajectories, targets and advantages of an opened batch."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -34,19 +34,19 @@ Grow = Callable[[Grown], None]
 
 
 def linear(grown: Grown) -> None:
-    """Two calls, 7 sampled tokens."""
+    """Make two calls with 7 sampled tokens."""
     grown.call(grown.call(None, 10, 3), 5, 4)
 
 
 def forked(grown: Grown) -> None:
-    """A shared turn of 8 tokens, then three branches of 2, 3 and 4: 17 sampled tokens."""
+    """Make a shared turn of 8 tokens, then three branches of 2, 3 and 4: 17 sampled tokens."""
     shared = grown.call(None, 10, 8)
     for size in (2, 3, 4):
         grown.call(shared, 6, size)
 
 
 def with_everything(grown: Grown) -> None:
-    """Of main, sub-agent and side calls."""
+    """Make main, subagent and side calls."""
     forked(grown)
     grown.call(None, 9, 5, role="subagent")
     grown.call(None, 9, 40, role="side")
@@ -72,7 +72,7 @@ def run(database: Database) -> Database:
 
 
 def add_group(run: Database, index: int, members: Sequence[tuple[str, float | None, Grow]]) -> None:
-    """A ready group of (disposition, reward, what it did)."""
+    """Add a ready group with a member per (disposition, reward, calls)."""
     group = group_id(RUN, index)
     with transaction(run) as session:
         session.add(
@@ -102,7 +102,7 @@ def add_group(run: Database, index: int, members: Sequence[tuple[str, float | No
             for attempt, grown in ((earlier, linear), (scored, grow), (later, linear)):
                 grown(attempt)
                 attempt.write(session)
-            # What is scored is the newest attempt that left a snapshot.
+            # The scored attempt is the newest one with a snapshot.
             session.add_all(snapshot(attempt.attempt, name) for attempt in (earlier, scored))
 
 
@@ -123,7 +123,7 @@ def opened(run: Database) -> OpenBatchResult:
 
 
 def targets_of(run: Database) -> dict[str, list[tuple[str, int]]]:
-    """Execution -> (target node, its tokens) of all its trajectories."""
+    """Return (target node, its number of tokens) per execution, over all its trajectories."""
     found: dict[str, list[tuple[str, int]]] = defaultdict(list)
     with transaction(run) as session:
         sizes = {row.id: row.num_tokens for row in session.scalars(select(TreeNodeRow))}
@@ -141,7 +141,8 @@ def advantages_of(run: Database) -> dict[str, float]:
     return {name: row.advantage for name, row in frozen(run).items()}
 
 
-def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Database) -> None:
+def test_shared_turns_count_once_and_no_token_is_lost(run: Database) -> None:
+    """Turns that branches share were counted twice, or trainable tokens were reported as 0."""
     add_group(run, 0, [("scored", 1.0, with_everything), ("scored", 0.0, forked)])
     add_group(run, 1, [("scored", 1.0, linear), ("scored", 0.0, linear)])
     result = opened(run)
@@ -149,7 +150,7 @@ def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Database) -> None:
     first = targets[execution_id(group_id(RUN, 0), 0)]
     assert len({name for name, _ in first}) == len(first)
     by_execution = {name: sum(size for _, size in found) for name, found in targets.items()}
-    # The shared 8 once; the 40 of side calls and the attempts that were not scored never.
+    # The shared 8 tokens count once; 40 of side calls and all of unscored attempts do not count.
     assert sorted(by_execution.values()) == [7, 7, 17, 22]
     assert result.num_targets == 53
     assert {name: row.num_targets for name, row in frozen(run).items()} == by_execution
@@ -158,8 +159,8 @@ def test_b7_shared_turns_count_once_and_nothing_is_lost(run: Database) -> None:
     assert counted == 53
 
 
-def test_b8_a_forked_rollout_moves_no_other_rollouts_advantage(run: Database) -> None:
-    """Three trajectories of the first rollout, one of each other: everything goes by the rollout's id."""
+def test_a_forked_rollout_does_not_shift_the_advantages_of_others(run: Database) -> None:
+    """Advantages assigned by position went to the wrong rollouts once one had several trajectories."""
     add_group(run, 0, [("scored", 1.0, forked), ("scored", 0.0, linear)])
     add_group(run, 1, [("scored", 0.0, linear), ("scored", 1.0, forked)])
     assert opened(run).num_trajectories == 8
@@ -195,8 +196,8 @@ def test_placeholders_and_excluded_executions_train_nothing(run: Database) -> No
         assert session.get_one(BatchRow, batch_id(RUN, 1)).num_executions == 2
 
 
-def test_executions_without_an_advantage_take_no_room_from_others(run: Database) -> None:
-    """All alike in one group: each micro-step that computes something is filled with what is trained."""
+def test_executions_without_an_advantage_get_micro_steps_of_their_own(run: Database) -> None:
+    """They have no gradient, so they must not take room from those that have one."""
     add_group(run, 0, [("scored", 1.0, forked), ("scored", 1.0, linear)])
     add_group(run, 1, [("scored", 1.0, forked), ("scored", 0.0, linear)])
     opened(run)

@@ -1,4 +1,4 @@
-"""Every process reads its boot file alike: a valid document, or one sentence and exit code 2."""
+"""Every process reads its boot file in the same way: a valid document, or one sentence and exit code 2."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def test_a_boot_file_is_found_among_other_arguments(tmp_path: Path) -> None:
         ({"max_batch": 0}, "max_batch: Input should be greater than or equal to 1"),
     ],
 )
-def test_a_bad_boot_names_the_key(
+def test_an_invalid_boot_file_is_refused_with_the_key(
     tmp_path: Path, change: dict[str, object], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "boot.json"
@@ -45,7 +45,7 @@ def test_a_bad_boot_names_the_key(
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_process_without_its_boot_file_ends_with_one_sentence(tmp_path: Path, module: str) -> None:
+def test_a_process_without_its_boot_file_exits_with_one_sentence(tmp_path: Path, module: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", module, "--boot", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     last = done.stderr.splitlines()[-1]
@@ -53,7 +53,7 @@ def test_a_process_without_its_boot_file_ends_with_one_sentence(tmp_path: Path, 
     assert "Traceback" not in done.stderr
 
 
-def test_no_boot_argument_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_boot_argument_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         read_boot(EngineBoot, ["p", "--boot"])
     assert ended.value.code == 2

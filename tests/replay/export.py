@@ -1,6 +1,6 @@
-"""``python -m tests.replay.export RUN``: write one history of each workflow of a run as golden files.
+"""``python -m tests.replay.export RUN``: write one history per workflow of a run as golden files.
 
-To be run after a change of workflow code that no run in flight can meet; otherwise use ``patched``.
+Run it after a change of workflow code that no run in flight can meet; otherwise use ``patched``.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from gyre.settings.state import state_dir
 from workflows.registry import WORKFLOWS
 
 LONGEST = 200
-"""Events; a small run's histories hold everything that a large one's do."""
+"""Most events of a history to commit. A small run's histories contain everything that a large one's do."""
 HISTORIES = Path(__file__).parent / "histories"
 
 
 async def export(address: str, run: str) -> None:
-    """One closed history a workflow type, the longest that is short enough to commit.
+    """Write one closed history per workflow type, the longest that is short enough to commit.
 
-    This machine's name is left out.
+    This machine's name is replaced.
     """
     client = await durable.connect(address)
     HISTORIES.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Workflow code must replay what earlier code recorded: change it with ``patched``, or see this fail."""
+"""Workflow code must replay what earlier code recorded: change it with ``patched``, or this fails."""
 
 import asyncio
 from pathlib import Path
@@ -18,7 +18,7 @@ def replay(history: WorkflowHistory) -> None:
     asyncio.run(replayer.replay_workflow(history))
 
 
-def test_there_is_one_of_each() -> None:
+def test_every_workflow_has_a_recorded_history() -> None:
     assert {path.stem for path in HISTORIES} == {workflow.__name__ for workflow in WORKFLOWS}
 
 
@@ -27,8 +27,8 @@ def test_a_recorded_history_replays(path: Path) -> None:
     replay(WorkflowHistory.from_json(path.stem, path.read_text()))
 
 
-def test_a_reordered_history_does_not() -> None:
-    """The replayer can fail: activities of a Rollout swapped."""
+def test_a_reordered_history_does_not_replay() -> None:
+    """The replayer can fail: here two activities of a Rollout are swapped."""
     path = next(path for path in HISTORIES if path.stem == "Rollout")
     text = path.read_text()
     swapped = (

@@ -1,4 +1,4 @@
-"""What a run does next, driven through whole simulated runs."""
+"""Next steps of a run, also through whole simulated runs."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ START = RunView(
 
 @st.composite
 def valid_schedules(draw: st.DrawFn) -> Schedule:
-    """What the run file lets through: never a supply above what is dispatched."""
+    """Draw a schedule that the run file accepts: its supply never exceeds what is dispatched."""
     mu, phi = draw(st.integers(1, 4)), draw(st.sampled_from([0.0, 0.5, 1.0]))
     return Schedule(
         target_updates=draw(st.integers(1, 12)),
@@ -61,7 +61,7 @@ schedules = valid_schedules()
 
 
 def advance(view: RunView, schedule: Schedule) -> tuple[RunView, StepKind]:
-    """One decision and what the world makes of it."""
+    """Take one decision and return its consequences."""
     step = next_step(schedule, view)
     if step.kind is StepKind.HELDOUT_BEFORE:
         return replace(view, before=Phase.RUNNING, unfinished=view.unfinished + 3), step.kind
@@ -112,19 +112,22 @@ def test_dispatch_tops_up_to_the_quota(schedule: Schedule, updates: int, outstan
 
 
 @given(st.integers(1, 100), st.integers(0, 8))
-def test_waterlevel_never_exceeds_what_remains(unfinished: int, capacity: int) -> None:
+def test_a_burst_starts_only_if_the_other_cells_can_serve_what_is_unfinished(
+    unfinished: int, capacity: int
+) -> None:
     ready = SCHEDULE.groups_per_batch * 3
     view = replace(START, before=Phase.DONE, ready_groups=ready, unfinished=unfinished, capacity=capacity)
     step = next_step(SCHEDULE, view)
     assert (step.kind is StepKind.BURST) == (unfinished <= capacity - view.cell_capacity)
 
 
-def test_no_cell_no_burst() -> None:
+def test_without_a_cell_there_is_no_burst() -> None:
     view = replace(START, before=Phase.DONE, ready_groups=12, capacity=0)
     assert next_step(SCHEDULE, view).kind is StepKind.WAIT
 
 
-def test_d12_a_row_of_dropped_groups_stops_the_run() -> None:
+def test_many_dropped_groups_in_a_row_fail_the_run() -> None:
+    """During an outage a run kept starting sandboxes forever."""
     view = replace(START, before=Phase.DONE, dropped_in_a_row=8)
     step = next_step(SCHEDULE, view)
     assert step.kind is StepKind.FAIL
@@ -135,9 +138,10 @@ def test_d12_a_row_of_dropped_groups_stops_the_run() -> None:
 
 
 @given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 40), st.integers(0, 5))
-def test_c3_a_resumed_run_neither_skips_nor_repeats_a_task(
+def test_a_resumed_run_neither_skips_nor_repeats_a_task(
     tasks: int, first: int, count: int, seed: int
 ) -> None:
+    """A data loader that had read ahead skipped its buffered prompts after a restart."""
     whole = task_order(tasks, first=0, count=first + count, seed=seed)
     assert task_order(tasks, first=first, count=count, seed=seed) == whole[first:]
     assert sorted(task_order(tasks, first=0, count=tasks, seed=seed)) == list(range(tasks))

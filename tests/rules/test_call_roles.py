@@ -1,4 +1,4 @@
-"""What a call is for follows from rules that are data."""
+"""The role of a call follows from rules that are data."""
 
 from typing import Any
 
@@ -50,19 +50,19 @@ rules = st.builds(
         ({"last_contains": "Sum", "tools": False}, False),
     ],
 )
-def test_each_condition(conditions: dict[str, Any], held: bool) -> None:
+def test_a_rule_matches_only_if_its_conditions_hold(conditions: dict[str, Any], held: bool) -> None:
     assert holds(RoleRule(role="side", **conditions), SHOWN) is held
 
 
 @given(st.lists(rules, max_size=6), evidences)
-def test_the_first_rule_that_holds_decides(given_rules: list[RoleRule], shown: Evidence) -> None:
+def test_the_first_matching_rule_decides(given_rules: list[RoleRule], shown: Evidence) -> None:
     held = [rule.role for rule in given_rules if holds(rule, shown)]
     otherwise = "main" if shown.tools or not given_rules else "side"
     assert role_of(given_rules, shown) == (held[0] if held else otherwise)
 
 
 @given(st.lists(rules, max_size=4), evidences)
-def test_a_rule_without_conditions_is_the_last_word(given_rules: list[RoleRule], shown: Evidence) -> None:
+def test_a_rule_without_conditions_always_matches(given_rules: list[RoleRule], shown: Evidence) -> None:
     assert role_of([RoleRule(role="side"), *given_rules], shown) == "side"
 
 
@@ -74,7 +74,7 @@ def test_a_misspelt_rule_is_refused(bad: dict[str, Any]) -> None:
         RoleRule.model_validate(bad)
 
 
-def test_what_no_rule_recognises_is_not_trained() -> None:
+def test_an_unrecognized_call_without_tools_is_not_trained() -> None:
     rules = [RoleRule(role="subagent", headers={"x-agent": True})]
     at_work = Evidence(headers={}, tools=["shell"], system_text="", last_user_text="go on")
     unknown = Evidence(headers={}, tools=[], system_text="", last_user_text="say hello")

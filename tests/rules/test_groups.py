@@ -32,16 +32,16 @@ def test_advantages_keep_the_order_of_rewards(found: dict[str, float]) -> None:
 
 
 @given(st.floats(0, 1), st.integers(1, 16))
-def test_equal_rewards_teach_nothing(value: float, count: int) -> None:
+def test_equal_rewards_have_no_advantage(value: float, count: int) -> None:
     assert set(advantages({str(i): value for i in range(count)}).values()) == {0.0}
 
 
-def test_one_scored_execution_teaches_nothing() -> None:
+def test_a_single_scored_execution_has_no_advantage() -> None:
     assert advantages({"a": 1.0}) == {"a": 0.0}
 
 
-def test_f4_failures_of_infrastructure_stay_out_of_the_baseline() -> None:
-    """A placeholder moves the baseline only where the run says so."""
+def test_infrastructure_failures_stay_out_of_the_baseline() -> None:
+    """They were trained as a reward of 0. A placeholder enters the baseline only if the run says so."""
     own = {"a": 1.0, "b": 0.5}
     assert advantages(own) == advantages(own, num_placeholders=0)
     assert advantages(own, num_placeholders=2)["b"] > advantages(own)["b"]
@@ -57,7 +57,9 @@ def test_a_group_is_ready_only_when_all_are_terminal(found: list[Disposition | N
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.none() | st.text())
-def test_pending_is_never_zero(worked: bool, snapshot: bool, valid: bool, failure: str | None) -> None:
+def test_an_execution_without_a_valid_reward_is_never_scored(
+    worked: bool, snapshot: bool, valid: bool, failure: str | None
+) -> None:
     end = ending(worked=worked, snapshot=snapshot, reward_valid=valid, failure=failure)
     assert (end.disposition is Disposition.SCORED) == valid
     assert valid or end.detail
@@ -66,16 +68,18 @@ def test_pending_is_never_zero(worked: bool, snapshot: bool, valid: bool, failur
 
 
 @pytest.mark.parametrize("code", [0, 1, None])
-def test_f8_a_time_limit_is_scored_like_a_normal_end(code: int | None) -> None:
+def test_a_time_limit_is_scored_like_a_normal_end(code: int | None) -> None:
+    """An agent that ran out of time may still have earned a valid reward."""
     assert attempt_outcome(EndReason.TIME_LIMIT, code, 0) is AttemptOutcome.EVALUATE
     assert attempt_outcome(EndReason.EXITED, code, 3) is AttemptOutcome.EVALUATE
 
 
-def test_a_harness_that_never_asked_the_policy_failed_by_itself() -> None:
+def test_a_harness_that_failed_without_a_call_is_retried() -> None:
     assert attempt_outcome(EndReason.EXITED, 127, 0) is AttemptOutcome.RETRY
     assert attempt_outcome(EndReason.EXITED, 0, 0) is AttemptOutcome.EVALUATE
 
 
 @pytest.mark.parametrize("reason", [EndReason.PROVISION_FAILED, EndReason.SANDBOX_LOST, EndReason.CANCELLED])
-def test_g7_a_lost_sandbox_ends_the_attempt(reason: EndReason) -> None:
+def test_a_lost_sandbox_is_retried_and_not_scored(reason: EndReason) -> None:
+    """A container was restarted blank in mid-episode, without a word."""
     assert attempt_outcome(reason, 0, 5) is AttemptOutcome.RETRY

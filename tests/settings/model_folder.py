@@ -1,4 +1,4 @@
-"""A model directory that passes every check, as small as it can be."""
+"""The smallest model directory that passes every check."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ CONFIG = {
 
 
 def write_model(folder: Path) -> Path:
-    """Make ``folder`` such a directory."""
+    """Write a valid model directory to ``folder`` and return it."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     save_file({"norm.weight": np.ones(4, dtype=np.float32)}, folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A model directory that could not be loaded is refused before anything starts."""
+"""A model directory that cannot be loaded is refused before anything starts."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def _cut(model: Path) -> None:
     (model / WEIGHTS).write_bytes(content[:-1])
 
 
-def test_a_good_model_passes_whole_or_in_parts(model: Path) -> None:
+def test_a_valid_model_passes_as_one_file_or_sharded(model: Path) -> None:
     check_model(model, 512)
     (model / WEIGHTS).rename(model / "a.safetensors")
     (model / INDEX).write_text(json.dumps({"weight_map": {"norm.weight": "a.safetensors"}}))
@@ -50,7 +50,9 @@ def test_a_good_model_passes_whole_or_in_parts(model: Path) -> None:
         (_write(INDEX, b'{"weight_map": []}'), "weight_map names no file"),
     ],
 )
-def test_a_broken_file_is_one_sentence(model: Path, spoil: Callable[[Path], object], sentence: str) -> None:
+def test_a_broken_file_is_refused_in_one_sentence(
+    model: Path, spoil: Callable[[Path], object], sentence: str
+) -> None:
     spoil(model)
     with pytest.raises(BadInput, match=sentence) as refused:
         check_model(model, 512)

@@ -1,4 +1,4 @@
-"""Values that a run could not live with are refused at the edge, with the key."""
+"""Values that a run could not work with are refused at the edge, with their key."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_clips_must_be_in_order(tmp_path: Path) -> None:
 
 
 def test_terms_of_the_loss_are_frozen(tmp_path: Path) -> None:
-    """A run that is older than a key had its default, and may be resumed with it."""
+    """A run that began before a key existed had its default, and may be resumed with it."""
     stored = load(tmp_path, "").resolved()
     del stored["loss"]["kl_coefficient"]
     assert frozen_differences(stored, load(tmp_path, "").resolved()) == []
@@ -78,34 +78,34 @@ def test_a_supply_that_can_never_be_met_is_refused(tmp_path: Path) -> None:
     assert met.schedule.supply_fraction == 1.5
 
 
-def test_a_name_with_a_newline_is_no_name(tmp_path: Path) -> None:
+def test_a_name_with_a_newline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"run\.name = .* a name must be 1 to 40"):
         load(tmp_path, "", name="r\\n")
 
 
-def test_a_limited_top_k_is_taken(tmp_path: Path) -> None:
+def test_a_limited_top_k_is_accepted(tmp_path: Path) -> None:
     assert load(tmp_path, "[sampling]\ntop_k = 20\n").sampling.top_k == 20
 
 
 @pytest.mark.parametrize("line", ["updates = 1000001", "seed = -1", "seed = 9223372036854775808"])
-def test_a_run_has_bounds_too(tmp_path: Path, line: str) -> None:
+def test_a_value_of_the_run_section_out_of_range_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "run.toml").write_text(HEAD.format(name="r").replace("[model]", f"{line}\n[model]"))
     with pytest.raises(BadInput, match=rf"run\.{line}: "):
         load_run_file(tmp_path / "run.toml")
 
 
-def test_a_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
+def test_an_integer_is_accepted_for_a_float(tmp_path: Path) -> None:
     loaded = load(tmp_path, "[limits]\nharness_s = 60\n[sampling]\ntemperature = 1\n")
     assert (loaded.limits.harness_s, loaded.sampling.temperature) == (60.0, 1.0)
     assert RunFile.model_validate(loaded.resolved()).fingerprint() == loaded.fingerprint()
 
 
-def test_a_bad_name_is_shown_alone(tmp_path: Path) -> None:
+def test_a_bad_name_is_shown_without_its_section(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"toml: run\.name = 'Qa 1/\.\./x': a name must be"):
         load(tmp_path, "", name="Qa 1/../x")
 
 
-def test_what_is_no_run_file_is_one_plain_sentence(tmp_path: Path) -> None:
+def test_something_else_than_a_run_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="it is a folder"):
         load_run_file(tmp_path)
     (tmp_path / "run.toml").write_text("run = 3\n")

@@ -1,4 +1,4 @@
-"""``[services]``: forms are checked where the file is read, and no secret is shown."""
+"""``[services]``: values are checked when the file is read, and no secret is shown."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def load(folder: Path, **changes: str) -> Services:
     return services
 
 
-def test_good_forms_are_taken_and_the_dsn_is_one_that_sqlalchemy_knows(tmp_path: Path) -> None:
+def test_valid_values_are_accepted_and_the_dsn_is_one_that_sqlalchemy_knows(tmp_path: Path) -> None:
     assert load(tmp_path).postgres_dsn == "postgresql://u:hidden@db.example:5432/gyre"
     assert load(tmp_path, temporal_address="[::1]:7233").temporal_address == "[::1]:7233"
 
@@ -42,13 +42,15 @@ def test_good_forms_are_taken_and_the_dsn_is_one_that_sqlalchemy_knows(tmp_path:
         ("postgres_dsn", "postgresql://u:hidden@h:x/d"),
     ],
 )
-def test_a_bad_form_names_its_key_and_no_password(tmp_path: Path, key: str, value: str) -> None:
+def test_a_bad_value_is_refused_with_its_key_and_without_the_password(
+    tmp_path: Path, key: str, value: str
+) -> None:
     with pytest.raises(BadInput, match=rf"services\.{key}") as refused:
         load(tmp_path, **{key: value})
     assert "\n" not in str(refused.value)
     assert "hidden" not in str(refused.value)
 
 
-def test_an_unknown_key_is_told_the_keys_of_the_section(tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_with_the_keys_of_its_section(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"unknown key 'services\.port' \(allowed: postgres_dsn, s3_"):
         load(tmp_path, port="1")

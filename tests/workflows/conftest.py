@@ -1,7 +1,7 @@
 """Workflows on the real Temporal server, with activities that follow a script.
 
-The activities are the seam: they are registered under the same names, on the same queues, with the
-same message types, and record what they were asked.
+The activities are the seam: the stand-ins have the same names, queues and message types, and record their
+inputs.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from gyre.settings import Services
 from workflows.registry import WORKFLOWS, runner
 
 R = TypeVar("R")
-EVERY = [each for each in vars(names).values() if isinstance(each, Activity)]
+ACTIVITIES = [each for each in vars(names).values() if isinstance(each, Activity)]
 HOST = "h"
 
 
 class Script:
-    """Answers of activities by name; an answer is a value, an error, or a function of (input, number)."""
+    """Answers of activities by name. An answer is a value, an error or a function of (input, call number)."""
 
     def __init__(self, address: str) -> None:
         self.run = RunId(f"t{uuid.uuid4().hex[:8]}")
@@ -39,6 +39,7 @@ class Script:
         self._address = address
 
     def on(self, kind: Activity[Any, Any], answer: object) -> None:
+        """Set the answer of an activity."""
         self._answers[kind.name] = answer
 
     def answer_to(self, kind: Activity[Any, Any]) -> Any:
@@ -46,11 +47,11 @@ class Script:
         return self._answers[kind.name]
 
     def of(self, kind: Activity[Any, Any]) -> list[Any]:
-        """What an activity was asked, in order."""
+        """Return the inputs of an activity's calls, in order."""
         return [input for name, input in self.asked if name == kind.name]
 
     def play(self, scene: Callable[[Client], Awaitable[R]], *cell_epochs: int) -> R:
-        """Run the scene with workers on every queue of the run, and of these lives of its cell."""
+        """Run the scene with workers on every queue of the run and of these incarnations of its cell."""
 
         async def main() -> R:
             client = await durable.connect(self._address)
@@ -60,7 +61,7 @@ class Script:
                         client,
                         task_queue=queue,
                         workflows=[] if number else WORKFLOWS,
-                        activities=[self._stand_in(kind) for kind in EVERY],
+                        activities=[self._stand_in(kind) for kind in ACTIVITIES],
                         workflow_runner=runner(),
                     )
                     await stack.enter_async_context(worker)

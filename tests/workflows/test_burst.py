@@ -1,4 +1,4 @@
-"""A burst on a cell that fails: it goes on from what is durable, and gives up only where nothing helps."""
+"""Bursts and role changes on a cell that fails: they continue from durable state, or fail for a reason."""
 
 from typing import Any
 
@@ -28,6 +28,7 @@ def state(script: Script, role: CellRole, *, epoch: int = 1, version: int = 0) -
 
 
 def ready(script: Script) -> None:
+    """Make every activity succeed."""
     script.on(names.AWAIT_CELL, state(script, CellRole.ROLLOUT))
     script.on(names.COMMAND_CELL, lambda input, _: state(script, input.to_role, epoch=input.epoch))
     opened = OpenBatchResult(batch_id="b", num_executions=4, num_trajectories=4, num_targets=9)
@@ -56,7 +57,7 @@ def burst(script: Script, *epochs: int, updates: int = 2) -> BurstResult:
     return script.play(scene, *epochs)
 
 
-def test_updates_then_one_publication(script: Script) -> None:
+def test_a_burst_updates_and_then_publishes_once(script: Script) -> None:
     ready(script)
     assert burst(script, 1).version == 2
     assert [input.version for input in script.of(names.TRAIN_BATCH)] == [1, 2]
@@ -67,8 +68,8 @@ def test_updates_then_one_publication(script: Script) -> None:
     ]
 
 
-def test_e15_a_failed_role_change_is_asked_for_anew(script: Script) -> None:
-    """Under another id: Temporal would answer the old one with the old failure."""
+def test_a_failed_role_change_is_repeated_under_another_id(script: Script) -> None:
+    """A run hung after a failed role change: Temporal answers a repeated Update id with the old failure."""
     ready(script)
     good = script.answer_to(names.COMMAND_CELL)
     refused = as_application_error(CellRefused("S3 was away"))
@@ -78,7 +79,7 @@ def test_e15_a_failed_role_change_is_asked_for_anew(script: Script) -> None:
     assert len(set(asked)) == len(asked) == 3
 
 
-def test_a_new_life_of_the_cell_takes_the_burst_up(script: Script) -> None:
+def test_a_burst_continues_on_the_next_incarnation_of_its_cell(script: Script) -> None:
     ready(script)
     script.on(
         names.AWAIT_CELL, lambda _, number: state(script, CellRole.ROLLOUT, epoch=number, version=number - 1)
@@ -94,7 +95,7 @@ def test_a_new_life_of_the_cell_takes_the_burst_up(script: Script) -> None:
     ]
 
 
-def test_what_cannot_be_trained_ends_the_burst_at_once(script: Script) -> None:
+def test_a_batch_that_cannot_be_trained_fails_the_burst_at_once(script: Script) -> None:
     ready(script)
     script.on(names.TRAIN_BATCH, as_application_error(TrainingImpossible("the gradient norm is nan")))
     with pytest.raises(WorkflowFailureError):
@@ -102,7 +103,7 @@ def test_what_cannot_be_trained_ends_the_burst_at_once(script: Script) -> None:
     assert len(script.of(names.TRAIN_BATCH)) == 1
 
 
-def test_a_cell_walks_through_every_role_and_answers_a_repeat(script: Script) -> None:
+def test_a_cell_enters_every_role_on_the_way_and_answers_a_repeated_command(script: Script) -> None:
     script.on(names.ENTER_ROLE, lambda input, _: state(script, input.to_role))
     cell = ids.cell_id(script.run, 0)
     command = CellCommand(
@@ -129,7 +130,7 @@ def test_a_cell_walks_through_every_role_and_answers_a_repeat(script: Script) ->
     ]
 
 
-def test_a_cell_that_fails_a_step_says_so_and_lives_on(script: Script) -> None:
+def test_a_failed_step_fails_the_command_but_not_the_cell(script: Script) -> None:
     script.on(
         names.ENTER_ROLE,
         lambda input, number: (

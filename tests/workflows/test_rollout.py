@@ -1,4 +1,4 @@
-"""Every way an execution can go ends in one disposition, and nothing finished is done again."""
+"""Every course of an execution ends in one disposition, and nothing finished is repeated."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def name(script: Script) -> str:
 
 
 def ready(script: Script) -> None:
-    """Everything goes well."""
+    """Make every activity succeed."""
 
     def opened(input: OpenAttemptInput, number: int) -> AttemptState:
         stage = "provision" if number <= input.max_attempts else "exhausted"
@@ -90,7 +90,8 @@ def rollout(script: Script, limits: StageLimits = LIMITS) -> RolloutResult:
     return script.play(scene)
 
 
-def test_f1_a_failed_evaluator_is_tried_again_and_the_agent_is_not(script: Script) -> None:
+def test_a_failed_evaluator_is_tried_again_without_the_agent(script: Script) -> None:
+    """A verifier's time-out made the whole execution be sampled again, though the agent had finished."""
     ready(script)
     good = EvaluateResult(reward_id="r", reward=0.5, seconds=1)
     script.on(
@@ -103,7 +104,8 @@ def test_f1_a_failed_evaluator_is_tried_again_and_the_agent_is_not(script: Scrip
     assert [each.final for each in script.of(names.EVALUATE_SNAPSHOT)] == [False, True]
 
 
-def test_f14_an_evaluator_that_never_answers_excludes_and_never_scores_zero(script: Script) -> None:
+def test_an_evaluator_that_never_succeeds_excludes_the_execution(script: Script) -> None:
+    """An evaluator that hangs must not become a silent reward of 0."""
     ready(script)
     script.on(names.EVALUATE_SNAPSHOT, failed(EvaluatorFailed("timed out")))
     result = rollout(script)
@@ -111,7 +113,7 @@ def test_f14_an_evaluator_that_never_answers_excludes_and_never_scores_zero(scri
     assert "timed out" in (result.detail or "")
 
 
-def test_nothing_to_evaluate_is_a_placeholder(script: Script) -> None:
+def test_an_execution_without_work_is_a_placeholder(script: Script) -> None:
     ready(script)
     script.on(names.PROVISION_WORKSPACE, failed(ProvisionFailed("image pull")))
     result = rollout(script, LIMITS.model_copy(update={"attempts": 1}))
@@ -123,7 +125,7 @@ def test_nothing_to_evaluate_is_a_placeholder(script: Script) -> None:
 @pytest.mark.parametrize(
     ("first", "calls"), [(ended(127), 0), (ended(None, EndReason.CANCELLED), 3)], ids=["127", "cancelled"]
 )
-def test_an_attempt_that_failed_by_itself_is_followed_by_another(
+def test_an_attempt_that_the_policy_did_not_fail_is_followed_by_another(
     script: Script, first: HarnessResult, calls: int
 ) -> None:
     ready(script)
@@ -134,14 +136,15 @@ def test_an_attempt_that_failed_by_itself_is_followed_by_another(
     assert len(script.of(names.TAKE_SNAPSHOT)) == 1
 
 
-def test_f8_a_time_limit_is_scored(script: Script) -> None:
+def test_work_left_at_the_time_limit_is_scored(script: Script) -> None:
+    """An agent that ran out of time may still have earned a valid reward."""
     ready(script)
     script.on(names.RUN_HARNESS, ended(None, EndReason.TIME_LIMIT))
     assert rollout(script).reward == 0.5
 
 
-def test_f9_the_total_budget_bounds_the_harnesses(script: Script) -> None:
-    """Two lost sandboxes of 40 s use up 60 s; no third attempt starts."""
+def test_the_total_time_budget_bounds_all_attempts(script: Script) -> None:
+    """Limits per stage did not bound an execution: here two lost sandboxes of 40 s use up its 60 s."""
     ready(script)
     lost = HarnessResult(end_reason=EndReason.SANDBOX_LOST, exit_code=None, seconds=40)
     script.on(names.RUN_HARNESS, lost)
@@ -150,7 +153,7 @@ def test_f9_the_total_budget_bounds_the_harnesses(script: Script) -> None:
     assert result.disposition == Disposition.PLACEHOLDER
 
 
-def test_saved_work_is_scored_and_not_run_again(script: Script) -> None:
+def test_saved_work_is_scored_without_running_the_harness(script: Script) -> None:
     ready(script)
     state = {"attempt_id": "a/attempt/1", "number": 1, "stage": "evaluate", "snapshot_id": "s"}
     script.on(names.OPEN_ATTEMPT, AttemptState.model_validate(state | {"next_evaluation": 2}))
@@ -176,7 +179,8 @@ def test_a_terminal_execution_is_read_and_not_folded_again(script: Script) -> No
     assert script.of(names.FOLD_EXECUTION) == [FoldInput(execution_id=name(script), disposition=None)]
 
 
-def test_d6_a_rollout_that_fails_as_a_workflow_is_excluded_alone(script: Script) -> None:
+def test_a_rollout_that_fails_as_a_workflow_is_excluded_alone(script: Script) -> None:
+    """One exception canceled a whole batch and hid its cause."""
     ready(script)
     broken = failed(BadInput("row is gone"))
     good = script.answer_to(names.OPEN_ATTEMPT)
