@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3ForCausalLM
 
-from gpu_workers.engine.conformance import CHECKS, EXTENSIONS, Check, Engine, health, run
 from gyre.contracts.boot import EngineBoot
+from tests.engine.conformance import CHECKS, EXTENSIONS, Check, EngineUnderTest, run
+from tests.engine.conformance.checks import health
 from tests.engine.conftest import CONTEXT, free_port, start_engine
 
 COMPARE_TOKENS = (
@@ -23,13 +24,13 @@ be chosen: in bfloat16 a continued answer need not be the one that was not inter
 
 
 @pytest.fixture(scope="module")
-def engine(engine_url: str, reference: tuple[Path, Qwen3ForCausalLM]) -> Iterator[Engine]:
-    with Engine(engine_url, reference[0]) as found:
+def engine(engine_url: str, reference: tuple[Path, Qwen3ForCausalLM]) -> Iterator[EngineUnderTest]:
+    with EngineUnderTest(engine_url, reference[0]) as found:
         yield found
 
 
 @pytest.mark.parametrize("check", CHECKS + EXTENSIONS, ids=lambda check: check.__name__)
-def test_embedded_engine(engine: Engine, check: Check) -> None:
+def test_embedded_engine(engine: EngineUnderTest, check: Check) -> None:
     check(engine)
 
 
@@ -39,7 +40,7 @@ def test_embedded_engine_in_bfloat16(reference: tuple[Path, Qwen3ForCausalLM], t
     )
     process = start_engine(tmp_path, boot)
     checks = [check for check in CHECKS + EXTENSIONS if check.__name__ not in COMPARE_TOKENS]
-    with Engine(f"http://127.0.0.1:{boot.port}") as engine:
+    with EngineUnderTest(f"http://127.0.0.1:{boot.port}") as engine:
         failed = run(engine, checks)
     process.terminate()
     assert process.wait(30) == -signal.SIGTERM
@@ -73,7 +74,7 @@ def test_a_wrong_server_fails_every_check(capsys: pytest.CaptureFixture[str]) ->
     server = ThreadingHTTPServer(("127.0.0.1", 0), Constant)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     checks = [check for check in CHECKS if check.__name__ not in ("health", "logprobs_match_transformers")]
-    with Engine(f"http://127.0.0.1:{server.server_address[1]}") as engine:
+    with EngineUnderTest(f"http://127.0.0.1:{server.server_address[1]}") as engine:
         assert run(engine, [health]) == 0
         assert run(engine, checks) == len(checks), capsys.readouterr().out
         assert run(engine, EXTENSIONS) == len(EXTENSIONS), capsys.readouterr().out

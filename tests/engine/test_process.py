@@ -11,9 +11,9 @@ import pytest
 from transformers import Qwen3ForCausalLM
 
 from gpu_workers.engine.build import read_model
-from gpu_workers.engine.conformance import Engine
 from gyre.contracts.boot import EngineBoot
 from gyre.contracts.errors import BadInput
+from tests.engine.conformance import EngineUnderTest
 from tests.engine.conftest import free_port, start_engine, wait_healthy
 
 PARENT = """
@@ -59,7 +59,7 @@ def test_terminate_answers_with_what_was_sampled(
     boot = EngineBoot(model_path=str(reference[0]), port=port, epoch=1, context_tokens=32768)
     process = start_engine(tmp_path, boot)
     with (
-        Engine(f"http://127.0.0.1:{port}") as engine,
+        EngineUnderTest(f"http://127.0.0.1:{port}") as engine,
         engine.stream(engine.prompt(), seed=1, max_new_tokens=30000) as events,
     ):
         first = next(events)

@@ -11,12 +11,13 @@ import pytest
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from gpu_workers.engine.conformance import Engine, logprobs_match_transformers
-from gpu_workers.engine.conformance_extensions import info
-from gpu_workers.engine.weights import read_directory
+from gpu_workers.engine.load_weights import read_directory
 from gpu_workers.transfer import WeightSource, payload_sha256
 from gyre.contracts.boot import EngineBoot
 from gyre.contracts.engine import WeightsReference
+from tests.engine.conformance import EngineUnderTest
+from tests.engine.conformance.checks import logprobs_match_transformers
+from tests.engine.conformance.extensions import info
 from tests.engine.conftest import free_port, start_engine
 
 EPOCH = 4
@@ -25,12 +26,12 @@ EPOCH = 4
 @pytest.fixture(scope="module")
 def engine(
     reference: tuple[Path, Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> Iterator[EngineUnderTest]:
     """An engine that serves version 1, which it read from disk."""
     port = free_port()
     boot = EngineBoot(model_path=str(reference[0]), port=port, epoch=EPOCH, weight_version=1)
     process = start_engine(tmp_path_factory.mktemp("publication"), boot)
-    with Engine(f"http://127.0.0.1:{port}") as found:
+    with EngineUnderTest(f"http://127.0.0.1:{port}") as found:
         yield found
     process.terminate()
     assert process.wait(30) == -signal.SIGTERM
@@ -53,7 +54,7 @@ def other(other_path: Path) -> dict[str, Tensor]:
     return read_directory(other_path)
 
 
-def pull(engine: Engine, reference: WeightsReference, **changes: Any) -> httpx.Response:
+def pull(engine: EngineUnderTest, reference: WeightsReference, **changes: Any) -> httpx.Response:
     body = {"reference": reference.model_dump(), "mode": "retract", "epoch": EPOCH} | changes
     return engine.http.post("/pull_weights", json=body)
 
@@ -63,13 +64,13 @@ def refused(response: httpx.Response, status: int) -> str:
     return response.json()["error"]["message"]
 
 
-def expose(source: WeightSource, tensors: dict[str, Tensor], engine: Engine) -> WeightsReference:
+def expose(source: WeightSource, tensors: dict[str, Tensor], engine: EngineUnderTest) -> WeightsReference:
     """The tensors under the version after the served one; the copy before is superseded."""
     return source.expose(tensors, info(engine).weight_version + 1)
 
 
 def test_the_weights_on_disk_are_verified_by_a_pull_of_their_version(
-    engine: Engine, source: WeightSource, own: dict[str, Tensor]
+    engine: EngineUnderTest, source: WeightSource, own: dict[str, Tensor]
 ) -> None:
     before = engine.greedy(10).ids
     answer = pull(engine, source.expose(own, 1)).json()
@@ -80,7 +81,7 @@ def test_the_weights_on_disk_are_verified_by_a_pull_of_their_version(
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_running_request_survives(
-    engine: Engine, source: WeightSource, own: dict[str, Tensor], other: dict[str, Tensor], mode: str
+    engine: EngineUnderTest, source: WeightSource, own: dict[str, Tensor], other: dict[str, Tensor], mode: str
 ) -> None:
     first = info(engine).weight_version
     reference = expose(source, other if mode == "retract" else own, engine)
@@ -90,15 +91,15 @@ def test_running_request_survives(
         last = list(events)[-1]
     assert answer.status_code == 200, answer.text
     assert answer.json()["num_bytes"] > 0
-    meta = last.document["meta_info"]
-    assert [version for version, _ in meta["weight_versions"]] == [first, first + 1]
-    assert sum(count for _, count in meta["weight_versions"]) == engine.long_tokens
-    later = meta["weight_versions"][1][1]
-    assert meta["mixed_kv_tokens"] == (later if mode == "in_place" else 0)
+    meta = last.meta
+    assert [version for version, _ in meta.weight_versions] == [first, first + 1]
+    assert sum(count for _, count in meta.weight_versions) == engine.long_tokens
+    later = meta.weight_versions[1][1]
+    assert meta.mixed_kv_tokens == (later if mode == "in_place" else 0)
 
 
 def test_new_weights_answer_and_the_same_version_again_is_free(
-    engine: Engine, source: WeightSource, other: dict[str, Tensor], other_path: Path
+    engine: EngineUnderTest, source: WeightSource, other: dict[str, Tensor], other_path: Path
 ) -> None:
     reference = expose(source, other, engine)
     first = pull(engine, reference).json()
@@ -106,14 +107,14 @@ def test_new_weights_answer_and_the_same_version_again_is_free(
     source.release(reference.version)
     again = pull(engine, reference).json()
     assert {k: first[k] for k in ("version", "sha256")} == {k: again[k] for k in ("version", "sha256")}
-    assert engine.greedy(4, engine.prompt(64)).cached > 0, "an idempotent answer must not flush"
-    assert warm.document["meta_info"]["weight_versions"] == [[reference.version, 4]]
+    assert engine.greedy(4, engine.prompt(64)).meta.cached_tokens > 0, "an idempotent answer must not flush"
+    assert warm.meta.weight_versions == [(reference.version, 4)]
     engine.model_path = other_path
     logprobs_match_transformers(engine)
 
 
 def test_wrong_commands_change_nothing(
-    engine: Engine, source: WeightSource, own: dict[str, Tensor], other: dict[str, Tensor]
+    engine: EngineUnderTest, source: WeightSource, own: dict[str, Tensor], other: dict[str, Tensor]
 ) -> None:
     assert pull(engine, expose(source, own, engine)).status_code == 200
     version = info(engine).weight_version
@@ -134,7 +135,7 @@ def test_wrong_commands_change_nothing(
 
 
 def test_pull_while_paused_and_released(
-    engine: Engine, source: WeightSource, other: dict[str, Tensor]
+    engine: EngineUnderTest, source: WeightSource, other: dict[str, Tensor]
 ) -> None:
     engine.command("/pause_generation")
     engine.command("/release_memory_occupation")
@@ -144,4 +145,4 @@ def test_pull_while_paused_and_released(
     while info(engine).extra["num_waiting"] == 0:
         time.sleep(0.01)
     engine.command("/continue_generation")
-    assert held.result().document["meta_info"]["weight_versions"] == [[info(engine).weight_version, 4]]
+    assert held.result().meta.weight_versions == [(info(engine).weight_version, 4)]

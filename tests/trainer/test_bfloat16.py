@@ -14,7 +14,6 @@ from app.audit.versions import MAX_GAP
 from db import training
 from db.object_store import BlobStore
 from db.session import Database, transaction
-from gpu_workers.engine.conformance import Engine
 from gpu_workers.trainer import data
 from gpu_workers.trainer.attention import _TreeAttention
 from gpu_workers.trainer.optimizer import MainGradAdamW
@@ -25,6 +24,7 @@ from gyre.contracts.boot import EngineBoot
 from gyre.settings import Services
 from gyre.settings.runfile import OptimizerSection
 from gyre.trajectory.layout import Layout, lay_out
+from tests.engine.conformance import EngineUnderTest
 from tests.engine.conftest import free_port, start_engine
 from tests.trainer.models import tiny_config
 from tests.trainer.rows import BATCH, CLAIMANT, RUN, Turns, add_batch, add_run, run_config
@@ -131,18 +131,20 @@ def test_an_update_smaller_than_bfloat16_survives_a_reload(run: Run, database: D
 
 
 @pytest.fixture
-def engine(model_dir: Path, tmp_path: Path) -> Iterator[Engine]:
+def engine(model_dir: Path, tmp_path: Path) -> Iterator[EngineUnderTest]:
     """In bfloat16, on weights that it rounded itself when it read them."""
     boot = EngineBoot(model_path=str(model_dir), port=free_port(), epoch=CLAIMANT.epoch, dtype="bfloat16")
     process = start_engine(tmp_path, boot)
-    with Engine(f"http://127.0.0.1:{boot.port}") as found:
+    with EngineUnderTest(f"http://127.0.0.1:{boot.port}") as found:
         yield found
     process.terminate()
     process.wait(30)
 
 
 @pytest.mark.parametrize("run", [1e-2], indirect=True)
-def test_the_engine_serves_the_version_that_was_trained(run: Run, engine: Engine, database: Database) -> None:
+def test_the_engine_serves_the_version_that_was_trained(
+    run: Run, engine: EngineUnderTest, database: Database
+) -> None:
     add_batches(database, 1)
     first = sample(engine)
     pull(run, engine, database, 0)
@@ -162,7 +164,7 @@ def test_the_engine_serves_the_version_that_was_trained(run: Run, engine: Engine
     assert np.abs(stale).mean() > 3 * mean_limit, "the next version must be told from rounding"
 
 
-def pull(run: Run, engine: Engine, database: Database, version: int) -> None:
+def pull(run: Run, engine: EngineUnderTest, database: Database, version: int) -> None:
     """Publish, have the engine pull, and hold what it says against the version's row."""
     reference = run.trainer.publish(version)
     body = {"reference": reference.model_dump(), "mode": "retract", "epoch": CLAIMANT.epoch}
@@ -176,7 +178,7 @@ def pull(run: Run, engine: Engine, database: Database, version: int) -> None:
     assert reference.sha256 == stored.sha256
 
 
-def sample(engine: Engine) -> list[data.Path]:
+def sample(engine: EngineUnderTest) -> list[data.Path]:
     """Answers as paths: the sampled tokens are targets, with the engine's log-probabilities."""
     paths = list[data.Path]()
     for seed in range(ANSWERS):

@@ -1,6 +1,8 @@
-"""A plain client of the engine protocol, for the conformance checks: reads what every server sends."""
+"""A client for the conformance checks.
 
-import json
+It parses answers with the gateway's own reader, so that a server passes only if the gateway can read it.
+"""
+
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,49 +12,56 @@ from typing import Any
 
 import httpx
 
+from gateway.engines import _read as read_answer
+from gyre.contracts.engine import GenerateMeta
+
 TIMEOUT_S = 120.0
 
 
 def require(condition: bool, message: str) -> None:
-    """``assert`` that survives ``python -O``. Raises AssertionError."""
+    """Raise AssertionError unless the condition holds, also under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
 
 @dataclass(frozen=True)
-class Answer:
+class WireAnswer:
+    """An answer, or the part of it that one event of a stream carries."""
+
     ids: list[int]
-    logprobs: list[float]
-    logged_ids: list[int]
-    finish: str | None
-    cached: int
-    document: dict[str, Any]
+    meta: GenerateMeta
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> "Answer":
-        meta = document["meta_info"]
-        finish, logged = meta["finish_reason"], meta["output_token_logprobs"]
-        return cls(
-            ids=document["output_ids"],
-            logprobs=[entry[0] for entry in logged],
-            logged_ids=[entry[1] for entry in logged],
-            finish=finish["type"] if finish else None,
-            cached=meta["cached_tokens"],
-            document=document,
-        )
+    def of(cls, content: bytes) -> "WireAnswer":
+        """Parse as the gateway does. Raises EngineFailed when the gateway could not read it."""
+        answer = read_answer(200, content)
+        return cls(answer.output_ids, answer.meta_info)
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [entry[0] for entry in self.meta.output_token_logprobs]
+
+    @property
+    def logged_ids(self) -> list[int]:
+        """Token ids that the log-probabilities name."""
+        return [entry[1] for entry in self.meta.output_token_logprobs]
+
+    @property
+    def finish(self) -> str | None:
+        return self.meta.finish_reason.type if self.meta.finish_reason else None
 
 
-class Background:
-    """A call in a thread of its own."""
+class BackgroundCall:
+    """A call in its own thread."""
 
-    def __init__(self, call: Callable[[], Answer]) -> None:
-        self._answer: Answer | None = None
+    def __init__(self, call: Callable[[], WireAnswer]) -> None:
+        self._answer: WireAnswer | None = None
         self._error: Exception | None = None
 
         def work() -> None:
             try:
                 self._answer = call()
-            except Exception as error:  # Raised again where the result is asked for.
+            except Exception as error:  # Raised again by ``result``.
                 self._error = error
 
         self._thread = threading.Thread(target=work, daemon=True)
@@ -62,7 +71,7 @@ class Background:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def result(self) -> Answer:
+    def result(self) -> WireAnswer:
         require(self.finished_within(TIMEOUT_S), f"no answer within {TIMEOUT_S:g} s")
         if self._error:
             raise self._error
@@ -70,39 +79,39 @@ class Background:
         return self._answer
 
 
-class Engine:
-    """A server under test."""
+class EngineUnderTest:
+    """A server of the engine protocol at a URL."""
 
     long_tokens = 800
-    """Enough that an answer is still going on while something else happens; fits a context of 2048."""
+    """Enough that an answer is still running while something else happens; fits a context of 2048."""
 
     def __init__(self, url: str, model_path: Path | None = None) -> None:
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
         self.model_path = model_path
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> "EngineUnderTest":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
 
     def prompt(self, length: int = 24) -> list[int]:
-        """Token ids that every vocabulary has; prompts of different lengths share no prefix."""
+        """Return token ids that every vocabulary has. Prompts of different lengths share no prefix."""
         return [(length + 7 * i) % 60 + 3 for i in range(length)]
 
-    def generate(self, input_ids: list[int], *, rid: str | None = None, **sampling: Any) -> Answer:
+    def generate(self, input_ids: list[int], *, rid: str | None = None, **sampling: Any) -> WireAnswer:
         response = self.http.post("/generate", json=_body(input_ids, rid, False, sampling))
         require(response.status_code == 200, f"/generate: {response.status_code} {response.text[:300]}")
-        return Answer.of(response.json())
+        return WireAnswer.of(response.content)
 
-    def greedy(self, count: int, input_ids: list[int] | None = None) -> Answer:
+    def greedy(self, count: int, input_ids: list[int] | None = None) -> WireAnswer:
         return self.generate(input_ids or self.prompt(), temperature=0.0, max_new_tokens=count)
 
     @contextmanager
     def stream(
         self, input_ids: list[int], *, rid: str | None = None, **sampling: Any
-    ) -> Iterator[Iterator[Answer]]:
-        """The events of a streamed answer; leaving early disconnects."""
+    ) -> Iterator[Iterator[WireAnswer]]:
+        """Yield the events of a streamed answer. Leaving early disconnects."""
         body = _body(input_ids, rid, True, sampling)
         with self.http.stream("POST", "/generate", json=body) as response:
             require(response.status_code == 200, f"/generate: {response.status_code}")
@@ -112,8 +121,8 @@ class Engine:
         response = self.http.post(path, json=body)
         require(response.status_code == 200, f"{path}: {response.status_code} {response.text[:300]}")
 
-    def in_background(self, call: Callable[[], Answer]) -> Background:
-        return Background(call)
+    def in_background(self, call: Callable[[], WireAnswer]) -> BackgroundCall:
+        return BackgroundCall(call)
 
 
 def _body(input_ids: list[int], rid: str | None, stream: bool, sampling: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def _body(input_ids: list[int], rid: str | None, stream: bool, sampling: dict[st
     if "seed" in params:
         params["sampling_seed"] = params.pop("seed")
     if "stop_token_ids" not in params:
-        # Not the protocol's own field: SGLang else ends at the tokenizer's end-of-sequence token.
+        # Not a field of the protocol. Without it SGLang also ends at the tokenizer's end-of-sequence token.
         params["ignore_eos"] = True
     named = {} if rid is None else {"rid": rid}
     return named | {
@@ -132,10 +141,10 @@ def _body(input_ids: list[int], rid: str | None, stream: bool, sampling: dict[st
     }
 
 
-def _events(response: httpx.Response) -> Iterator[Answer]:
+def _events(response: httpx.Response) -> Iterator[WireAnswer]:
     for line in response.iter_lines():
         if line == "data: [DONE]":
             return
         if line.startswith("data: "):
-            yield Answer.of(json.loads(line.removeprefix("data: ")))
+            yield WireAnswer.of(line.removeprefix("data: ").encode())
     raise AssertionError("the stream ended without [DONE]")

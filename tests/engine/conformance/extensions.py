@@ -1,4 +1,4 @@
-"""Checks of what is Gyre's own: fields, fences, the weight pull, memory release, strictness."""
+"""Checks of Gyre's own routes and fields: versions, fences, weight pulls, memory release, strictness."""
 
 import time
 from collections.abc import Callable
@@ -6,22 +6,22 @@ from typing import Any
 
 import httpx
 
-from gpu_workers.engine.conformance_client import Engine, require
-from gyre.contracts.engine import EngineInfo, GenerateResponse
+from gyre.contracts.engine import EngineInfo
+from tests.engine.conformance.client import EngineUnderTest, require
 
 
-def info(engine: Engine) -> EngineInfo:
+def info(engine: EngineUnderTest) -> EngineInfo:
+    """Return the server's answer to ``/get_server_info``."""
     return EngineInfo.model_validate(engine.http.get("/get_server_info").json())
 
 
-def answers_have_versions(engine: Engine) -> None:
-    answer = engine.greedy(5)
-    meta = GenerateResponse.model_validate(answer.document).meta_info
+def answers_have_versions(engine: EngineUnderTest) -> None:
+    meta = engine.greedy(5).meta
     require(meta.weight_versions == [(info(engine).weight_version, 5)], f"spans are {meta.weight_versions}")
     require(meta.mixed_kv_tokens == 0, "tokens count as mixed without a publication")
 
 
-def waiting_request_aborts_empty(engine: Engine) -> None:
+def waiting_request_aborts_empty(engine: EngineUnderTest) -> None:
     engine.command("/pause_generation")
     try:
         held = engine.in_background(lambda: engine.generate(engine.prompt(), rid="conformance-waiting"))
@@ -33,17 +33,17 @@ def waiting_request_aborts_empty(engine: Engine) -> None:
     require(answer.finish == "abort" and answer.ids == [], f"{answer.finish} with {answer.ids}")
 
 
-def disconnect_frees_the_slot(engine: Engine) -> None:
+def disconnect_frees_the_slot(engine: EngineUnderTest) -> None:
     with engine.stream(engine.prompt(), temperature=0.0, max_new_tokens=engine.long_tokens) as events:
         next(events)
     before = info(engine).num_running
     longest = engine.greedy(engine.long_tokens, engine.prompt(30))
     after = info(engine).num_running
     require(len(longest.ids) == engine.long_tokens, "the next request was cut")
-    require(after == 0, f"{before} running after a disconnect and {after} an answer later")
+    require(after == 0, f"{before} running after a disconnect, {after} after the next answer")
 
 
-def disconnect_ends_a_waiting_request(engine: Engine) -> None:
+def disconnect_ends_a_waiting_request(engine: EngineUnderTest) -> None:
     engine.command("/pause_generation")
     try:
         body = {"input_ids": engine.prompt()}
@@ -56,24 +56,24 @@ def disconnect_ends_a_waiting_request(engine: Engine) -> None:
         until = time.monotonic() + 10
         while info(engine).extra["num_waiting"] and time.monotonic() < until:
             time.sleep(0.02)
-        require(info(engine).extra["num_waiting"] == 0, "a request outlived its client")
+        require(info(engine).extra["num_waiting"] == 0, "a waiting request outlived its client")
     finally:
         engine.command("/continue_generation")
 
 
-def released_memory_holds_requests(engine: Engine) -> None:
+def released_memory_holds_requests(engine: EngineUnderTest) -> None:
     expected = engine.greedy(8)
     engine.command("/release_memory_occupation")
     try:
-        require(info(engine).extra["kv_bytes"] == 0, "KV is still held")
+        require(info(engine).extra["kv_bytes"] == 0, "the KV cache is still held")
         held = engine.in_background(lambda: engine.greedy(8))
         require(not held.finished_within(0.3), "a released engine answered")
     finally:
         engine.command("/resume_memory_occupation")
-    require(held.result().ids == expected.ids, "the answer changed over a release")
+    require(held.result().ids == expected.ids, "the answer changed across a release")
 
 
-def context_bounds_the_answer(engine: Engine) -> None:
+def context_bounds_the_answer(engine: EngineUnderTest) -> None:
     context = info(engine).context_tokens
     full = engine.greedy(100, engine.prompt(context - 3))
     require(full.finish == "length" and len(full.ids) == 3, f"{full.finish} after {len(full.ids)} tokens")
@@ -82,7 +82,7 @@ def context_bounds_the_answer(engine: Engine) -> None:
     require("context" in refused.json()["error"]["message"], "the reason does not name the context")
 
 
-def pull_is_fenced(engine: Engine) -> None:
+def pull_is_fenced(engine: EngineUnderTest) -> None:
     now = info(engine)
     reference = {"peer": "127.0.0.1:1", "address": 1, "num_bytes": 1, "version": now.weight_version + 1}
     body: dict[str, Any] = {"reference": {**reference, "sha256": "0" * 64}, "epoch": now.epoch + 1}
@@ -93,7 +93,7 @@ def pull_is_fenced(engine: Engine) -> None:
     require(info(engine).weight_version == now.weight_version, "a refused pull changed the version")
 
 
-def refusals_have_a_reason(engine: Engine) -> None:
+def refusals_have_a_reason(engine: EngineUnderTest) -> None:
     bodies = [
         b'{"input_ids": [1], "sampling_params": {"temperature": NaN}}',
         b'{"input_ids": [1], "sampling_params": {"temperature": Infinity}}',
@@ -120,13 +120,13 @@ def refusals_have_a_reason(engine: Engine) -> None:
     require(engine.http.get("/nothing").json()["error"]["message"] != "", "404 without a reason")
 
 
-def metrics_are_counted(engine: Engine) -> None:
+def metrics_are_counted(engine: EngineUnderTest) -> None:
     text = engine.http.get("/metrics").text
     figures = dict(line.split(" ") for line in text.splitlines() if not line.startswith("#"))
-    require(int(figures["gyre_engine_sampled_tokens_total"]) > 0, "no sampled tokens counted")
+    require(float(figures["gyre_engine_sampled_tokens_total"]) > 0, "no sampled tokens counted")
 
 
-EXTENSIONS: list[Callable[[Engine], None]] = [
+EXTENSIONS: list[Callable[[EngineUnderTest], None]] = [
     answers_have_versions,
     waiting_request_aborts_empty,
     disconnect_frees_the_slot,
