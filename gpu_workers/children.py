@@ -15,7 +15,7 @@ END_S = 10.0
 
 
 @dataclass
-class Child:
+class CellProcess:
     """A running ``python -m module --boot FILE``."""
 
     name: str
@@ -33,7 +33,7 @@ class Child:
             await self.process.wait()
 
 
-async def start(name: str, module: str, boot: BaseModel, folder: Path, *options: str) -> Child:
+async def start(name: str, module: str, boot: BaseModel, folder: Path, *options: str) -> CellProcess:
     """Write the boot file (mode 0600: it carries credentials) and start the module with it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
@@ -44,10 +44,10 @@ async def start(name: str, module: str, boot: BaseModel, folder: Path, *options:
             sys.executable, "-m", module, "--boot", str(path), *options, stdin=asyncio.subprocess.DEVNULL,
             stdout=log, stderr=log,
         )  # fmt: skip
-    return Child(name, process)
+    return CellProcess(name, process)
 
 
-async def first_death(children: Sequence[Child]) -> str:
+async def first_death(children: Sequence[CellProcess]) -> str:
     """Wait until any child ends; returns a sentence that says which and how."""
     waits = {asyncio.create_task(child.process.wait()): child for child in children}
     try:
@@ -60,7 +60,7 @@ async def first_death(children: Sequence[Child]) -> str:
 
 
 async def alive_until(
-    children: Sequence[Child], ready: "asyncio.Future[None] | asyncio.Task[None]", limit_s: float,
+    children: Sequence[CellProcess], ready: "asyncio.Future[None] | asyncio.Task[None]", limit_s: float,
     error: type[GyreError],
 ) -> None:  # fmt: skip
     """Wait until ``ready`` is done; raises ``error`` if a child dies first or the limit passes."""

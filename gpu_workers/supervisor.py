@@ -17,7 +17,7 @@ from activities.cells import CellActivities
 from db import cells, run_state, waits
 from db.session import Database, connect, transaction
 from gpu_workers.children import first_death
-from gpu_workers.life import CellLife
+from gpu_workers.incarnation import CellIncarnation
 from gyre.contracts.boot import CellBoot, read_boot
 from gyre.contracts.errors import GyreError
 from gyre.contracts.ids import CellId, RunId, cell_queue
@@ -49,7 +49,7 @@ async def supervise(boot: CellBoot) -> None:
 async def _one_life(boot: CellBoot, database: Database, temporal: Client, stop: asyncio.Event) -> bool:
     """True if the cell served before the life ended."""
     epoch, config = await asyncio.to_thread(_mint, boot, database)
-    life = CellLife(boot, config, database, epoch)
+    life = CellIncarnation(boot, config, database, epoch)
     try:
         await life.begin()
         log.info("%s serves, epoch %d", boot.cell, epoch)
@@ -64,7 +64,7 @@ async def _one_life(boot: CellBoot, database: Database, temporal: Client, stop: 
 
 
 async def _work(
-    boot: CellBoot, database: Database, temporal: Client, life: CellLife, stop: asyncio.Event
+    boot: CellBoot, database: Database, temporal: Client, life: CellIncarnation, stop: asyncio.Event
 ) -> None:
     """Take commands of this life until a process dies or the cell is told to stop."""
     activities = CellActivities(database=database, processes=life)
@@ -84,7 +84,7 @@ async def _work(
         end.cancel()
 
 
-async def first_silence(life: CellLife, limit_s: float = SILENCE_S) -> str:
+async def first_silence(life: CellIncarnation, limit_s: float = SILENCE_S) -> str:
     """Wait until a process has not answered for ``limit_s``: frozen is as good as dead."""
     heard = time.monotonic()
     while (silent_s := time.monotonic() - heard) < limit_s:

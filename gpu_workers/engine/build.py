@@ -7,11 +7,11 @@ import torch
 
 from gpu_workers.engine.architecture import read_architecture
 from gpu_workers.engine.kv import RunningCache
-from gpu_workers.engine.model import Model
+from gpu_workers.engine.load_weights import fuse, read_directory
 from gpu_workers.engine.prefix import PrefixCache
+from gpu_workers.engine.qwen3 import Model
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
-from gpu_workers.engine.weights import fuse, read_directory
 from gyre.contracts.boot import EngineBoot
 from gyre.contracts.errors import BadInput
 

@@ -14,7 +14,7 @@ import torch
 from gpu_workers.engine.architecture import Architecture
 from gpu_workers.engine.build import read_model
 from gpu_workers.engine.kv import RunningCache
-from gpu_workers.engine.model import Model
+from gpu_workers.engine.qwen3 import Model
 from gpu_workers.engine.sampling import Draw, sample
 from gyre.contracts.engine import SamplingParams
 

@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_workers.engine.load_weights import WeightPuller, fuse
 from gpu_workers.engine.scheduler import Scheduler
-from gpu_workers.engine.weights import WeightPuller, fuse
 from gyre.contracts.engine import PullWeights
 from gyre.contracts.errors import EngineFailed, Fenced
 

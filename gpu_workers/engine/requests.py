@@ -13,12 +13,12 @@ from gyre.contracts.engine import (
 )
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     token: int
     logprob: float
     version: int
     mixed_kv: bool
-    """Sampled over KV that older weights made."""
+    """SampledToken over KV that older weights made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class Generation:
     stream: bool = False
     tokens: list[int] = field(default_factory=list[int])
     """Prompt and output."""
-    sampled: list[Sampled] = field(default_factory=list[Sampled])
+    sampled: list[SampledToken] = field(default_factory=list[SampledToken])
     """Only ever appended to, which is what makes a snapshot from another thread consistent."""
     num_cached: int = 0
     """Tokens whose KV lies in this request's row."""
@@ -71,7 +71,7 @@ class Generation:
     def append(self, token: int, logprob: float, version: int) -> None:
         """Take a sampled token and end if it is a stop token or the last that fits."""
         self.tokens.append(token)
-        self.sampled.append(Sampled(token, logprob, version, self.mixed_kv))
+        self.sampled.append(SampledToken(token, logprob, version, self.mixed_kv))
         if token in self.params.stop_token_ids:
             self.finish = FinishInfo(type="stop", matched=token)
         elif len(self.tokens) >= self.max_total:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gpu_workers.engine.kv import RunningCache
-from gpu_workers.engine.model import Model
+from gpu_workers.engine.load_weights import Weights
 from gpu_workers.engine.prefix import PrefixCache
+from gpu_workers.engine.qwen3 import Model
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.sampling import Draw, sample
-from gpu_workers.engine.weights import Weights
 from gyre.contracts.engine import FinishInfo
 from gyre.contracts.errors import EngineFailed
 

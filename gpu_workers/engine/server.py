@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from gpu_workers.engine.build import build_scheduler
+from gpu_workers.engine.load_weights import WeightPuller
 from gpu_workers.engine.publication import Publication
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
 from gpu_workers.engine.validation import Empty, check_request, parse
-from gpu_workers.engine.weights import WeightPuller
 from gyre.contracts.boot import EngineBoot
 from gyre.contracts.engine import EngineInfo, GenerateRequest, PullWeights
 from gyre.contracts.errors import BadInput, EngineFailed, Fenced, GyreError, TransferFailed

@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gpu_workers.engine.build import build_scheduler, read_model
-from gpu_workers.engine.model import Model
+from gpu_workers.engine.qwen3 import Model
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
 from gyre.contracts.boot import EngineBoot

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gpu_workers.engine.build import read_model
+from gpu_workers.engine.load_weights import Weights
 from gpu_workers.engine.requests import Generation
-from gpu_workers.engine.weights import Weights
 from gyre.contracts.boot import EngineBoot
 from gyre.contracts.errors import EngineFailed
 from tests.engine.conftest import CONTEXT, VOCAB, Harness

@@ -9,7 +9,7 @@ from transformers import Qwen3ForCausalLM
 
 from gpu_workers.engine.build import read_model
 from gpu_workers.engine.kv import RunningCache
-from gpu_workers.engine.model import Model
+from gpu_workers.engine.qwen3 import Model
 from tests.engine.conftest import CONTEXT, VOCAB, save_model
 
 TOLERANCE = 1e-4

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpu_workers.engine.architecture import Architecture
-from gpu_workers.engine.weights import LayerWeights, Weights, moved
+from gpu_workers.engine.load_weights import LayerWeights, Weights, moved
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, q_THD, kv_T2KD) -> o_T(HD): stores the keys and values, then attends."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from db import cells, run_state, waits
 from db.session import Database, transaction
-from gpu_workers.children import Child, alive_until, start
+from gpu_workers.children import CellProcess, alive_until, start
 from gpu_workers.clients import EngineClient, TrainerClient
 from gyre.contracts.boot import CellBoot, EngineBoot, TrainerBoot
 from gyre.contracts.engine import WeightsReference
@@ -29,12 +29,12 @@ START_LIMIT_S = 300.0
 DRAIN_LIMIT_S = 600.0
 
 
-class CellLife:
+class CellIncarnation:
     """The engine and the trainer of one epoch. Commands of another epoch never reach them."""
 
     def __init__(self, boot: CellBoot, config: RunFile, database: Database, epoch: int) -> None:
         self.epoch = epoch
-        self.children: list[Child] = []
+        self.children: list[CellProcess] = []
         self._boot, self._config, self._database = boot, config, database
         self._cell = CellId(boot.cell)
         self._folder = Path(boot.state_dir) / "cells" / boot.cell.rsplit("/", 1)[1]

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from transformers import Qwen3ForCausalLM
 
 from gpu_workers.engine.architecture import read_architecture
-from gpu_workers.engine.weights import fuse, moved, read_directory
+from gpu_workers.engine.load_weights import fuse, moved, read_directory
 from gyre.contracts.errors import BadInput, TransferFailed
 
 CPU = torch.device("cpu")
