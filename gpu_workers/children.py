@@ -1,4 +1,4 @@
-"""The child processes of a cell: started by exec, ended by pid, never outliving a life of the cell."""
+"""Child processes of a cell: started by exec, ended by pid, none outlives its incarnation."""
 
 import asyncio
 import sys
@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from gyre.contracts.errors import GyreError
 
-END_S = 10.0
-"""From SIGTERM to SIGKILL."""
+GRACE_S = 10.0
+"""Grace period between SIGTERM and SIGKILL."""
 
 
 @dataclass
@@ -22,12 +22,12 @@ class CellProcess:
     process: asyncio.subprocess.Process
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL; returns when the process is gone."""
+        """Send SIGTERM, then SIGKILL after the grace period. Returns when the process is gone."""
         if self.process.returncode is not None:
             return
         self.process.terminate()
         try:
-            await asyncio.wait_for(self.process.wait(), END_S)
+            await asyncio.wait_for(self.process.wait(), GRACE_S)
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
@@ -37,6 +37,7 @@ async def start(name: str, module: str, boot: BaseModel, folder: Path, *options:
     """Write the boot file (mode 0600: it carries credentials) and start the module with it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
+    # Created empty first: write_text alone would leave the credentials readable until a chmod.
     path.touch(mode=0o600)
     path.write_text(boot.model_dump_json())
     with (folder / f"{name}.log").open("ab") as log:
@@ -48,7 +49,7 @@ async def start(name: str, module: str, boot: BaseModel, folder: Path, *options:
 
 
 async def first_death(children: Sequence[CellProcess]) -> str:
-    """Wait until any child ends; returns a sentence that says which and how."""
+    """Wait until any child ends. Returns a sentence that says which one and with what code."""
     waits = {asyncio.create_task(child.process.wait()): child for child in children}
     try:
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -63,7 +64,7 @@ async def alive_until(
     children: Sequence[CellProcess], ready: "asyncio.Future[None] | asyncio.Task[None]", limit_s: float,
     error: type[GyreError],
 ) -> None:  # fmt: skip
-    """Wait until ``ready`` is done; raises ``error`` if a child dies first or the limit passes."""
+    """Wait until ``ready`` is done. Raises ``error`` if a child ends first or the limit passes."""
     death = asyncio.create_task(first_death(children))
     try:
         done, _ = await asyncio.wait({ready, death}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""How a supervisor talks to its trainer (JSON lines over a Unix socket) and its engine (HTTP)."""
+"""Clients by which a supervisor commands its trainer (JSON lines over a Unix socket) and its engine (HTTP)."""
 
 import asyncio
 from typing import Any
@@ -9,12 +9,13 @@ from gyre.contracts.boot import TrainerAnswer, TrainerCommand
 from gyre.contracts.engine import EngineInfo, PullWeights, WeightsReference
 from gyre.contracts.errors import EngineFailed, TrainerFailed, TrainingImpossible
 
-LINE_LIMIT = 1 << 20
+LINE_LIMIT_BYTES = 1 << 20
 RETRY_S = 0.1
+"""Pause between attempts to reach a process that is still starting."""
 
 
 class TrainerClient:
-    """One command at a time; the answer to a training command may take hours."""
+    """Sends one command at a time. The answer to a training command may take hours."""
 
     def __init__(self, socket: str, epoch: int) -> None:
         self._socket = socket
@@ -22,7 +23,7 @@ class TrainerClient:
         self._lock = asyncio.Lock()
 
     async def until_ready(self) -> None:
-        """Return when the trainer answers."""
+        """Return once the trainer answers."""
         while True:
             try:
                 await self.status()
@@ -32,23 +33,26 @@ class TrainerClient:
                 return
 
     async def status(self) -> dict[str, Any]:
-        """What the trainer holds; answered beside a command that runs."""
+        """Return what the trainer holds. It answers while another command runs."""
         return await self._exchange("status", {})
 
     async def send(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Run a command. Raises TrainerFailed with the trainer's sentence, OSError if it is not there."""
+        """Run a command and return its result.
+
+        Raises TrainerFailed with the trainer's own sentence, or OSError when no trainer listens.
+        """
         async with self._lock:
             return await self._exchange(command, arguments)
 
     async def _exchange(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        reader, writer = await asyncio.open_unix_connection(self._socket, limit=LINE_LIMIT)
+        reader, writer = await asyncio.open_unix_connection(self._socket, limit=LINE_LIMIT_BYTES)
         try:
             request = TrainerCommand(command=command, epoch=self._epoch, arguments=arguments)
             writer.write(request.model_dump_json().encode() + b"\n")
             await writer.drain()
             line = await reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
-            raise TrainerFailed(f"{command}: the trainer ended before it answered") from error
+            raise TrainerFailed(f"{command}: the trainer ended before answering") from error
         finally:
             writer.close()
         answer = TrainerAnswer.model_validate_json(line)
@@ -59,12 +63,13 @@ class TrainerClient:
 
 
 class EngineClient:
-    """The engine protocol's control routes. Raises EngineFailed with the engine's reason."""
+    """Calls the control routes of the engine protocol. Raises EngineFailed with the engine's reason."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(600.0, connect=5.0))
 
     async def until_ready(self) -> None:
+        """Return once the engine is healthy."""
         while True:
             try:
                 if (await self._http.get("/health")).status_code == 200:
@@ -82,7 +87,7 @@ class EngineClient:
         return await self._checked("POST", "/pull_weights", body.model_dump(mode="json"))
 
     async def control(self, route: str) -> None:
-        """POST one of the routes that take no arguments."""
+        """Call a route that takes no arguments."""
         await self._checked("POST", route, {})
 
     async def close(self) -> None:

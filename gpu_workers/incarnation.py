@@ -1,8 +1,7 @@
-"""One life of a cell, from a minted epoch to the first death among its processes."""
+"""One incarnation of a cell: from the minting of an epoch to the first death among its processes."""
 
 import asyncio
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,16 @@ from gyre.contracts.messages import (
     TrainInput,
     TrainResult,
 )
+from gyre.host.ports import HOST, choose_port
 from gyre.settings import RunFile
 
 START_LIMIT_S = 300.0
+"""Longest start of a process: importing torch and reading the weights of a large model take minutes."""
 DRAIN_LIMIT_S = 600.0
 
 
 class CellIncarnation:
-    """The engine and the trainer of one epoch. Commands of another epoch never reach them."""
+    """The engine and the trainer of one epoch. Commands of other epochs never reach them."""
 
     def __init__(self, boot: CellBoot, config: RunFile, database: Database, epoch: int) -> None:
         self.epoch = epoch
@@ -38,7 +39,7 @@ class CellIncarnation:
         self._boot, self._config, self._database = boot, config, database
         self._cell = CellId(boot.cell)
         self._folder = Path(boot.state_dir) / "cells" / boot.cell.rsplit("/", 1)[1]
-        self._url = f"http://127.0.0.1:{boot.engine_port}"
+        self._url = f"http://{HOST}:{boot.engine_port}"
         self._engine = EngineClient(self._url)
         self._trainer = TrainerClient(str(self._folder / f"trainer-{epoch}.sock"), epoch)
 
@@ -52,12 +53,12 @@ class CellIncarnation:
         await asyncio.to_thread(self._serve, version, moved["num_bytes"] if moved else None)
 
     async def end(self) -> None:
-        """End every process of this life; returns when they are gone."""
+        """End every process of this incarnation. Returns when they are gone."""
         await self._engine.close()
         await asyncio.gather(*(child.end() for child in self.children))
 
     async def answers(self, limit_s: float) -> bool:
-        """Whether both processes answer a small question in time; a trainer does so while it trains."""
+        """Return whether both processes answer a status request in time. A trainer does so while it trains."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._engine.info()
@@ -67,7 +68,7 @@ class CellIncarnation:
         return True
 
     async def enter(self, command: CellCommand) -> None:
-        """What each role asks of the two processes. Idempotent."""
+        """Bring the two processes into the state that the role needs. Idempotent."""
         if command.to_role is CellRole.DRAINING:
             await self._until_drained()
         elif command.to_role is CellRole.LOADING:
@@ -76,11 +77,12 @@ class CellIncarnation:
         elif command.to_role is CellRole.RETURNING:
             await self._engine.control("/resume_memory_occupation")
 
-    async def train(self, given: TrainInput) -> TrainResult:
-        """Train the stored batch from the version before it."""
-        if await asyncio.to_thread(self._newest_version) < given.version:
-            await self._hold(given.version - 1)
-        answer = await self._trainer.send("train", batch_id=given.batch_id)
+    async def train(self, input: TrainInput) -> TrainResult:
+        """Train the stored batch, starting from the previous version."""
+        # A version that is durable already is only read back, whatever the trainer holds.
+        if await asyncio.to_thread(self._newest_version) < input.version:
+            await self._hold(input.version - 1)
+        answer = await self._trainer.send("train", batch_id=input.batch_id)
         metrics: dict[str, Any] = answer["metrics"]
         return TrainResult(
             version=answer["version"],
@@ -89,10 +91,10 @@ class CellIncarnation:
             seconds=sum(metrics.get("seconds", {}).values()),
         )
 
-    async def publish(self, given: PublishInput) -> PublishResult:
-        """Expose the version, have the engine pull and verify it, free the copy."""
-        await self._hold(given.version)
-        answer = await self._move_weights(given.version)
+    async def publish(self, input: PublishInput) -> PublishResult:
+        """Expose the version, have the engine pull and verify it, then free the exposed copy."""
+        await self._hold(input.version)
+        answer = await self._move_weights(input.version)
         return PublishResult(
             version=answer["version"], num_bytes=answer["num_bytes"], seconds=answer["seconds"]
         )
@@ -106,12 +108,12 @@ class CellIncarnation:
             await self._trainer.send("release", version=version)
 
     async def _hold(self, version: int) -> None:
-        """Have the trainer hold exactly this version, reloading it where a crash left another."""
+        """Have the trainer hold exactly this version, reloading it if a crash left another one."""
         if (await self._trainer.status())["version"] != version:
             await self._trainer.send("load", version=version)
 
     async def _until_drained(self) -> None:
-        """The capacity rule left nothing running here; wait for what the harness asks at the end."""
+        """Wait until no request runs: the capacity rule frees the cell, but harnesses may send last requests."""
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while (running := (await self._engine.info()).num_running) > 0:
             if time.monotonic() > deadline:
@@ -129,6 +131,7 @@ class CellIncarnation:
             context_tokens=self._config.model.context_tokens,
             max_batch=cells_section.engine_max_batch,
         )
+        # The engine cannot find out by itself: if we are killed while it imports torch, its parent is another.
         parent = ("--parent", str(os.getpid()))
         child = await start("engine", "gpu_workers.engine", boot, self._folder, *parent)
         self.children.append(child)
@@ -139,7 +142,7 @@ class CellIncarnation:
     async def _start_trainer(self) -> None:
         section = self._config.cells
         world = section.data_parallel * section.tensor_parallel
-        rendezvous = f"127.0.0.1:{_free_port()}" if world > 1 else ""
+        rendezvous = f"{HOST}:{choose_port({self._boot.engine_port})}" if world > 1 else ""
         ranks = [
             await start(f"trainer-{rank}", "gpu_workers.trainer", self._trainer_boot(rank, world, rendezvous),
                         self._folder)
@@ -167,15 +170,9 @@ class CellIncarnation:
             return run_state.newest_version(session, self._boot.run)
 
     def _serve(self, version: int, pulled_bytes: int | None) -> None:
-        """Say that this life serves, and that the version is published if a crash left it unsaid."""
+        """Record that this incarnation serves, and the publication if a crash left it unrecorded."""
         with transaction(self._database) as session:
             cells.begin_serving(session, self._cell, self.epoch, self._url, version)
             waits.end(session, owner=self._cell)
             if pulled_bytes is not None:
                 run_state.mark_published(session, self._boot.run, version, pulled_bytes)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
 """``python -m gpu_workers.supervisor --boot FILE``: the process that is a cell. It never imports torch.
 
-A life begins with an epoch minted in Postgres and ends with the first death among its processes; the
-others are ended before the next life begins.
+An incarnation begins with an epoch minted in Postgres and ends with the first death among its processes. The
+others are ended before the next incarnation begins.
 """
 
 import asyncio
@@ -25,81 +25,81 @@ from gyre.durable import client as durable
 from gyre.settings import RunFile, Services
 
 log = logging.getLogger("gyre.cell")
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-SILENCE_S, LOOK_S = 60.0, 10.0
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
+SILENCE_LIMIT_S, POLL_S = 60.0, 10.0
 
 
 async def supervise(boot: CellBoot) -> None:
-    """Live after life until SIGTERM."""
+    """Run one incarnation after another until SIGTERM."""
     services = Services.model_validate(boot.services)
     database = connect(services.postgres_dsn, pool_size=2)
     temporal = await durable.connect(services.temporal_address, services.temporal_namespace)
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    pause_s = FIRST_PAUSE_S
+    backoff_s = FIRST_BACKOFF_S
     while not stop.is_set():
-        served = await _one_life(boot, database, temporal, stop)
-        pause_s = FIRST_PAUSE_S if served else min(2 * pause_s, LONGEST_PAUSE_S)
+        served = await _run_incarnation(boot, database, temporal, stop)
+        backoff_s = FIRST_BACKOFF_S if served else min(2 * backoff_s, LONGEST_BACKOFF_S)
         if not stop.is_set():
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(backoff_s)
     database.dispose()
 
 
-async def _one_life(boot: CellBoot, database: Database, temporal: Client, stop: asyncio.Event) -> bool:
-    """True if the cell served before the life ended."""
-    epoch, config = await asyncio.to_thread(_mint, boot, database)
-    life = CellIncarnation(boot, config, database, epoch)
+async def _run_incarnation(boot: CellBoot, database: Database, temporal: Client, stop: asyncio.Event) -> bool:
+    """Return True if the cell served before the incarnation ended."""
+    epoch, config = await asyncio.to_thread(_mint_epoch, boot, database)
+    incarnation = CellIncarnation(boot, config, database, epoch)
     try:
-        await life.begin()
+        await incarnation.begin()
         log.info("%s serves, epoch %d", boot.cell, epoch)
-        await _work(boot, database, temporal, life, stop)
+        await _work(boot, database, temporal, incarnation, stop)
     except (GyreError, OSError) as error:
         log.error("%s epoch %d: %s", boot.cell, epoch, error)
-        await asyncio.to_thread(_note_failure, boot, database, str(error))
+        await asyncio.to_thread(_record_failure, boot, database, str(error))
         return False
     finally:
-        await life.end()
+        await incarnation.end()
     return True
 
 
 async def _work(
-    boot: CellBoot, database: Database, temporal: Client, life: CellIncarnation, stop: asyncio.Event
+    boot: CellBoot, database: Database, temporal: Client, incarnation: CellIncarnation, stop: asyncio.Event
 ) -> None:
-    """Take commands of this life until a process dies or the cell is told to stop."""
-    activities = CellActivities(database=database, processes=life)
+    """Run commands for this epoch until a process ends or falls silent, or the cell must stop."""
+    activities = CellActivities(database=database, processes=incarnation)
     worker = Worker(
         temporal,
-        task_queue=cell_queue(CellId(boot.cell), life.epoch),
+        task_queue=cell_queue(CellId(boot.cell), incarnation.epoch),
         activities=[activities.enter_role, activities.train_batch, activities.publish_weights],
         max_concurrent_activities=4,
         identity=f"{boot.cell}@{boot.host}",
     )
-    reasons = (first_death(life.children), first_silence(life), _told(stop))
+    reasons = (first_death(incarnation.children), first_silence(incarnation), _stopped(stop))
     ends = [asyncio.create_task(reason) for reason in reasons]
     async with worker:
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        log.warning("%s epoch %d ends: %s", boot.cell, life.epoch, next(iter(done)).result())
+        log.warning("%s epoch %d ends: %s", boot.cell, incarnation.epoch, next(iter(done)).result())
     for end in ends:
         end.cancel()
 
 
-async def first_silence(life: CellIncarnation, limit_s: float = SILENCE_S) -> str:
-    """Wait until a process has not answered for ``limit_s``: frozen is as good as dead."""
-    heard = time.monotonic()
-    while (silent_s := time.monotonic() - heard) < limit_s:
-        await asyncio.sleep(LOOK_S)
-        if await life.answers(LOOK_S):
-            heard = time.monotonic()
+async def first_silence(incarnation: CellIncarnation, limit_s: float = SILENCE_LIMIT_S) -> str:
+    """Wait until a process has not answered for ``limit_s``: a frozen process is treated as dead."""
+    answered_at = time.monotonic()
+    while (silent_s := time.monotonic() - answered_at) < limit_s:
+        await asyncio.sleep(POLL_S)
+        if await incarnation.answers(POLL_S):
+            answered_at = time.monotonic()
     return f"engine or trainer has not answered for {silent_s:.0f} s"
 
 
-async def _told(stop: asyncio.Event) -> str:
+async def _stopped(stop: asyncio.Event) -> str:
     await stop.wait()
-    return "the supervisor was told to stop"
+    return "the supervisor received SIGTERM or SIGINT"
 
 
-def _mint(boot: CellBoot, database: Database) -> tuple[int, RunFile]:
+def _mint_epoch(boot: CellBoot, database: Database) -> tuple[int, RunFile]:
     with transaction(database) as session:
         config = RunFile.model_validate(run_state.newest_config(session, boot.run))
         index = int(boot.cell.rsplit("/", 1)[1])
@@ -107,15 +107,15 @@ def _mint(boot: CellBoot, database: Database) -> tuple[int, RunFile]:
         return cells.mint_epoch(session, CellId(boot.cell), boot.host), config
 
 
-def _note_failure(boot: CellBoot, database: Database, reason: str) -> None:
-    """A cell that cannot start is a wait that people can see, with its reason."""
+def _record_failure(boot: CellBoot, database: Database, reason: str) -> None:
+    """Record that a cell which cannot start is waiting, and why, where people can see it."""
     with transaction(database) as session:
         waits.begin(
             session,
             run=boot.run,
             owner=boot.cell,
-            waits_for=f"a life that serves; the last one: {reason[:300]}",
-            expected_s=LONGEST_PAUSE_S,
+            waits_for=f"an incarnation that serves; the last one failed: {reason[:300]}",
+            expected_s=LONGEST_BACKOFF_S,
         )
 
 
