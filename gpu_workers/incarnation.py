@@ -58,7 +58,7 @@ class CellIncarnation:
         await asyncio.gather(*(child.end() for child in self.children))
 
     async def answers(self, limit_s: float) -> bool:
-        """Return whether both processes answer a status request in time. A trainer does so while it trains."""
+        """Return whether both processes answer a status request in time, even while training."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._engine.info()
@@ -113,7 +113,7 @@ class CellIncarnation:
             await self._trainer.send("load", version=version)
 
     async def _until_drained(self) -> None:
-        """Wait until no request runs: the capacity rule frees the cell, but harnesses may send last requests."""
+        """Wait until no request runs: the capacity rule frees the cell, but a harness may send a last request."""
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while (running := (await self._engine.info()).num_running) > 0:
             if time.monotonic() > deadline:
@@ -131,7 +131,7 @@ class CellIncarnation:
             context_tokens=self._config.model.context_tokens,
             max_batch=cells_section.engine_max_batch,
         )
-        # The engine cannot find out by itself: if we are killed while it imports torch, its parent is another.
+        # The engine cannot find out for itself: if we are killed while it imports torch, it has a new parent.
         parent = ("--parent", str(os.getpid()))
         child = await start("engine", "gpu_workers.engine", boot, self._folder, *parent)
         self.children.append(child)

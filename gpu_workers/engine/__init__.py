@@ -1,14 +1,18 @@
 """The embedded engine: a small continuous-batching server of the engine protocol (gyre/contracts/engine.py).
 
-architecture.py   the shape of a Qwen3 model, read from config.json
-weights.py        Hugging Face tensors -> fused tensors the runner multiplies with; the pull
-kv.py             KV cache: one row a running request, grown on demand
-prefix.py         KV of finished prefixes in blocks of tokens, shared between requests, LRU
-model.py          the forward pass: a chunk of one prompt, or one token of many requests
-sampling.py       a token as a function of (logits, seed, position)
-requests.py       one request on its way through the engine
-scheduler.py      the thread that admits, prefills, decodes and obeys commands between steps
-server.py         HTTP
-conformance.py    checks that any server of the protocol must pass
-measure.py        decode speed
+__main__.py       the process, exits with its parent
+architecture.py   sizes of Qwen3 from config.json
+build.py          build an engine from its boot
+kv.py             KV cache of running requests
+load_weights.py   files or pulls to fused tensors
+measure.py        measure decode speed without HTTP
+metrics.py        Prometheus metrics of the scheduler
+prefix.py         KV of earlier prefixes, shared
+publication.py    fence, pull, verify and swap weights
+qwen3.py          forward pass over the KV cache
+requests.py       state of one request
+sampling.py       tokens from seed and position
+scheduler.py      admit, prefill, decode, run commands
+server.py         the engine protocol over HTTP
+validation.py     one sentence per bad request
 """

@@ -1,4 +1,4 @@
-"""The shape of the model, read from a Hugging Face ``config.json``."""
+"""The sizes of a model, read from a Hugging Face ``config.json``."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layer
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Sizes of a Qwen3 decoder; ``head_dim`` is independent of ``hidden / heads``."""
+    """Sizes of a Qwen3 decoder. ``head_dim`` need not be ``hidden / heads``."""
 
     vocab_size: int
     hidden: int
@@ -26,7 +26,7 @@ class Architecture:
     tied_embeddings: bool
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the model under its Hugging Face name. Tied embeddings have no ``lm_head``."""
+        """Return the shape of every tensor by its Hugging Face name. Tied embeddings have no ``lm_head``."""
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, self.hidden),
             "model.norm.weight": (self.hidden,),
@@ -55,7 +55,7 @@ class Architecture:
 
 
 def read_architecture(model_path: Path) -> Architecture:
-    """Raises BadInput when the folder is no Qwen3 model or uses a variant this engine does not compute."""
+    """Read the sizes. Raises BadInput unless the folder holds a Qwen3 model of a supported variant."""
     try:
         config = json.loads((model_path / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -94,4 +94,4 @@ def _refuse_variants(config: dict[str, Any], model_path: Path) -> None:
     }
     found = [name for name, present in problems.items() if present]
     if found:
-        raise BadInput(f"model {model_path}: the embedded engine does not compute {', '.join(found)}")
+        raise BadInput(f"model {model_path}: the embedded engine does not support {', '.join(found)}")

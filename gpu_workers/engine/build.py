@@ -1,4 +1,4 @@
-"""Puts an engine together from its boot document."""
+"""Building an engine from its boot document."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,17 +17,17 @@ from gyre.contracts.errors import BadInput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PREFIX_BYTES = 256 << 20
-"""Bound of the prefix cache: over 100,000 tokens of a tiny model, and little beside a real one."""
+"""Limit of the prefix cache: over 100,000 tokens of a tiny model, and little next to a real model."""
 
 
 def read_model(model_path: Path, *, context_tokens: int, dtype: str, device: str) -> Model:
-    """Raises BadInput for a folder, a dtype or a device that cannot be used."""
+    """Load a model. Raises BadInput for a folder, a dtype or a device that cannot be used."""
     if dtype not in _DTYPES:
         raise BadInput(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
     if device != "cpu" and not device.startswith("cuda"):
-        raise BadInput(f"device {device!r} is not 'cpu' or 'cuda'")
+        raise BadInput(f"device {device!r} is neither 'cpu' nor 'cuda'")
     if device != "cpu" and not torch.cuda.is_available():
-        raise BadInput(f"device {device!r} was asked for, but torch sees no CUDA device")
+        raise BadInput(f"device {device!r} was requested, but torch finds no CUDA device")
     shape = read_architecture(model_path)
     kind, place = _DTYPES[dtype], torch.device(device)
     weights = fuse(shape, read_directory(model_path), dtype=kind, device=place)
@@ -35,7 +35,7 @@ def read_model(model_path: Path, *, context_tokens: int, dtype: str, device: str
 
 
 def build_scheduler(boot: EngineBoot, notify: Callable[[list[Generation]], None]) -> Scheduler:
-    """The engine of ``boot``, not started. Raises BadInput as ``read_model`` does."""
+    """Build the scheduler of ``boot`` without starting it. Raises BadInput as ``read_model`` does."""
     model = read_model(
         Path(boot.model_path), context_tokens=boot.context_tokens, dtype=boot.dtype, device=boot.device
     )

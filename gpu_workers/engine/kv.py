@@ -1,4 +1,4 @@
-"""KV cache of the running requests: one row a request, grown on demand."""
+"""The KV cache of running requests: one row per request, grown on demand."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from torch import Tensor
 from gpu_workers.engine.architecture import Architecture
 
 _FIRST_TOKENS = 256
-"""Capacity of a row at first; it doubles. Small, because most requests of a small run fit."""
+"""Initial capacity of a row, which doubles. Small, because most requests of a small run fit in it."""
 _FIRST_ROWS = 4
 
 
 class RunningCache:
-    """``data`` is [layer, 2 (key, value), row, kv_head, capacity, head_dim].
+    """Keys and values of all rows; ``data`` is [layer, 2 (key, value), row, kv_head, capacity, head_dim].
 
     Rows 0..n-1 belong to the running requests, so that a whole decode batch is a view and never a copy.
-    Memory beyond a row's length is zero or stale but finite: masked positions must not yield NaN.
+    Memory beyond a row's length is zero or stale but always finite: masked positions must not yield NaN.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RunningCache:
         size = (self._shape.layers, 2, rows, self._shape.kv_heads, tokens, self._shape.head_dim)
         if self._device.type != "cpu" or not math.prod(size):
             return torch.zeros(size, dtype=self._dtype, device=self._device)
-        # torch.zeros writes every page; calloc, behind numpy, leaves what no token reached uncommitted.
+        # torch.zeros writes every page. numpy uses calloc, so pages that no token reaches stay uncommitted.
         raw = np.zeros(math.prod(size) * self._dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(raw).view(self._dtype).view(size)
 
@@ -48,7 +48,7 @@ class RunningCache:
         return self.data.numel() * self.data.element_size()
 
     def reserve(self, cached: Sequence[int], tokens: int) -> None:
-        """Make room for a row of up to ``tokens`` tokens each; row i keeps its first ``cached[i]`` tokens."""
+        """Make room for a row of ``tokens`` tokens per entry; row i keeps its first ``cached[i]`` tokens."""
         rows, old_rows, old_tokens = len(cached), self.data.shape[2], self.data.shape[4]
         if rows <= old_rows and tokens <= old_tokens:
             return
@@ -61,16 +61,16 @@ class RunningCache:
         self.data = grown
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` tokens of a row over another row."""
+        """Copy the first ``length`` tokens of row ``source`` over row ``target``."""
         if length:
             self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
 
     def row(self, row: int) -> Tensor:
-        """[layer, 2, kv_head, capacity, head_dim], a view."""
+        """Return a view of one row, [layer, 2, kv_head, capacity, head_dim]."""
         return self.data[:, :, row]
 
     def release(self) -> None:
-        """Give all memory back. Everything cached is lost."""
+        """Free all memory. Everything cached is lost."""
         self.data = self._zeros(0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Weights: from a Hugging Face directory or another process's memory to fused tensors."""
+"""Loading weights from a Hugging Face directory or another process's memory into fused tensors."""
 
 import json
 from dataclasses import dataclass, fields
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """``qkv`` and ``gate_up`` stack matrices that multiply the same input, so that each is one product."""
+    """Weights of one layer. ``qkv`` and ``gate_up`` stack matrices with the same input into one product."""
 
     input_norm: Tensor
     qkv: Tensor
     """[(heads + 2 kv_heads) * head_dim, hidden]"""
     qk_norm: Tensor
-    """[heads + kv_heads, head_dim]: q_norm repeated for each query head, then k_norm."""
+    """[heads + kv_heads, head_dim]: q_norm once per query head, then k_norm once per kv head."""
     out: Tensor
     """[hidden, heads * head_dim]"""
     post_norm: Tensor
@@ -37,6 +37,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
+    """Fused weights of the whole model."""
+
     embed: Tensor
     """[vocab, hidden]"""
     layers: tuple[LayerWeights, ...]
@@ -46,7 +48,7 @@ class Weights:
 
 
 def read_directory(model_path: Path) -> dict[str, Tensor]:
-    """Tensors of a Hugging Face directory, one file or sharded. Raises BadInput when there are none."""
+    """Return the tensors of a Hugging Face directory, one file or sharded. Raises BadInput if unreadable."""
     index = model_path / "model.safetensors.index.json"
     try:
         names = (
@@ -65,14 +67,14 @@ def read_directory(model_path: Path) -> dict[str, Tensor]:
 def fuse(
     shape: Architecture, tensors: dict[str, Tensor], *, dtype: torch.dtype, device: torch.device
 ) -> Weights:
-    """Copies, so that the caller may free its tensors.
+    """Copy tensors by their Hugging Face names into fused weights, so that the caller may free its own.
 
-    Raises TransferFailed when a tensor of the model is missing or has another shape.
+    Raises TransferFailed when a tensor is missing or has the wrong shape.
     """
     for name, expected in shape.parameter_shapes().items():
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != expected:
-            raise TransferFailed(f"weights: {name} should be {expected}, found {found}")
+            raise TransferFailed(f"weights: {name} must have shape {expected}, found {found}")
 
     def stack(*names: str) -> Tensor:
         return torch.cat([tensors[name] for name in names]).to(device=device, dtype=dtype, copy=True)
@@ -108,7 +110,7 @@ def _fuse_layer(
 
 
 def moved(weights: Weights, device: torch.device) -> Weights:
-    """The same weights on ``device``; themselves if they are there already. Tied embeddings stay tied."""
+    """Return the weights on ``device``, without a copy if they are there. Tied embeddings stay tied."""
     embed = weights.embed.to(device)
     return Weights(
         embed=embed,
@@ -122,15 +124,15 @@ def moved(weights: Weights, device: torch.device) -> Weights:
 
 
 class WeightPuller:
-    """Pulls published weights; the transfer engine is made at the first pull and kept."""
+    """Pulls published weights. Creates the transfer engine at the first pull and keeps it."""
 
     def __init__(self) -> None:
         self._reader: WeightReader | None = None
 
     def pull(self, reference: WeightsReference) -> "PulledWeights":
-        """Blocks. Raises TransferFailed on a wrong version stamp or checksum."""
+        """Pull and verify, blocking. Raises TransferFailed on a wrong version stamp or checksum."""
         if self._reader is None:
-            # Imported here: Mooncake's libraries are needed by publications only.
+            # Imported here because Mooncake's libraries are needed for publication only.
             from gpu_workers.transfer import WeightReader
 
             self._reader = WeightReader()

@@ -1,6 +1,6 @@
-"""Decode speed of the engine without HTTP: ``python -m gpu_workers.engine.measure MODEL_DIR``.
+"""``python -m gpu_workers.engine.measure MODEL_DIR``: measure decode speed without HTTP.
 
-Prints one JSON line a batch size: milliseconds a step, tokens a second and prefill tokens a second.
+Prints one JSON line per batch size: milliseconds per step, tokens per second and prefill tokens per second.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from gyre.contracts.engine import SamplingParams
 
 
 def measure(model: Model, shape: Architecture, *, batch: int, prompt: int, steps: int) -> dict[str, float]:
-    """Prefill ``batch`` prompts, then decode and sample ``steps`` tokens of each."""
+    """Prefill ``batch`` prompts, then decode and sample ``steps`` tokens for each."""
     dtype, device = model.weights.embed.dtype, model.weights.embed.device
     cache = RunningCache(shape, max_rows=batch, max_tokens=prompt + steps, dtype=dtype, device=device)
     cache.reserve([0] * batch, prompt + steps)
@@ -50,8 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="decode speed of the embedded engine")
     parser.add_argument("model_path", type=Path)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 32])
-    parser.add_argument("--prompt", type=int, default=150, help="tokens of each prompt")
-    parser.add_argument("--steps", type=int, default=150, help="tokens decoded for each")
+    parser.add_argument("--prompt", type=int, default=150, help="tokens per prompt")
+    parser.add_argument("--steps", type=int, default=150, help="tokens decoded per prompt")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")

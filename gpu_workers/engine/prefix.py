@@ -1,4 +1,4 @@
-"""KV of prefixes that were computed before, shared between requests at one weight version."""
+"""A cache of KV by token prefix, shared between requests of one weight version."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,25 +10,25 @@ from torch import Tensor
 from gpu_workers.engine.architecture import Architecture
 
 BLOCK = 16
-"""Tokens a block. Prefixes are shared in whole blocks."""
+"""Tokens per block. Prefixes are shared in whole blocks."""
 _FIRST_BLOCKS = 64
 
 Key = tuple[int, tuple[int, ...]]
-"""(uid of the block before, 0 at the start; the block's tokens): equal keys mean equal prefixes."""
+"""(uid of the previous block or 0 at the start, tokens of the block): equal keys mean equal prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     uid: int
     index: int
-    """Where its KV lies in the pool."""
+    """Position of its KV in the pool."""
 
 
 class PrefixCache:
-    """Blocks in least-recently-used order, at most ``max_blocks``.
+    """At most ``max_blocks`` blocks in least-recently-used order.
 
     Every use of a path touches its blocks from the last to the first, so a block is never older than
-    the blocks that follow it: the oldest one is always a leaf and can be evicted alone.
+    the blocks that follow it. The oldest block is therefore always a leaf and can be evicted alone.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class PrefixCache:
         self.clear()
 
     def clear(self) -> None:
+        """Forget every prefix and free the memory."""
         self._blocks: OrderedDict[Key, _Block] = OrderedDict()
         self._free: list[int] = []
         self._pool = torch.empty((0, *self._size), dtype=self._dtype, device=self._device)
@@ -54,9 +55,9 @@ class PrefixCache:
         return self._pool.numel() * self._pool.element_size()
 
     def load(self, tokens: Sequence[int], row: Tensor) -> int:
-        """Copy the longest known prefix into ``row``; returns its length in tokens.
+        """Copy the longest known prefix into ``row`` and return its length in tokens.
 
-        At least the last token is left to compute, because its logits are needed. ``row`` is
+        The last token is always left to compute, because its logits are needed. ``row`` is
         [layer, 2, kv_head, capacity, head_dim].
         """
         path = self._walk(tokens[: len(tokens) - 1])
@@ -69,7 +70,7 @@ class PrefixCache:
         return length
 
     def store(self, tokens: Sequence[int], row: Tensor) -> None:
-        """Keep the KV of ``tokens``, which ``row`` holds, in whole blocks; evicts what is oldest."""
+        """Store the KV of ``tokens``, which ``row`` holds, in whole blocks. Evicts the oldest blocks."""
         whole = min(len(tokens) // BLOCK, self.max_blocks) * BLOCK
         path = self._walk(tokens[:whole])
         start, parent = len(path) * BLOCK, path[-1].uid if path else 0
@@ -85,10 +86,10 @@ class PrefixCache:
         self._pool[torch.tensor([block.index for _, block in added], device=self._device)] = kv
         for key, block in reversed(added):
             self._blocks[key] = block
-        self._walk(tokens[:start])
+        self._walk(tokens[:start])  # Touches the path again, so that it is not older than its new blocks.
 
     def _walk(self, tokens: Sequence[int]) -> list[_Block]:
-        """The known blocks that ``tokens`` starts with, touched."""
+        """Return the known blocks that ``tokens`` starts with, and touch them."""
         path: list[tuple[Key, _Block]] = []
         parent = 0
         for at in range(0, len(tokens) - BLOCK + 1, BLOCK):
@@ -103,18 +104,15 @@ class PrefixCache:
         return [block for _, block in path]
 
     def _take_slot(self) -> int:
-        """A free place in the pool, which grows up to its limit and then evicts."""
-        if not self._free and len(self._pool) < self.max_blocks:
-            self._grow()
+        """Return a free slot of the pool, which grows up to its limit; then evict the oldest block."""
+        old = len(self._pool)
+        if not self._free and old < self.max_blocks:
+            new = min(max(2 * old, _FIRST_BLOCKS), self.max_blocks)
+            grown = torch.empty((new, *self._size), dtype=self._dtype, device=self._device)
+            grown[:old] = self._pool
+            self._pool = grown
+            self._free.extend(range(new - 1, old - 1, -1))
         if not self._free:
             _, oldest = self._blocks.popitem(last=False)
             return oldest.index
         return self._free.pop()
-
-    def _grow(self) -> None:
-        old = len(self._pool)
-        new = min(max(2 * old, _FIRST_BLOCKS), self.max_blocks)
-        grown = torch.empty((new, *self._size), dtype=self._dtype, device=self._device)
-        grown[:old] = self._pool
-        self._pool = grown
-        self._free.extend(range(new - 1, old - 1, -1))

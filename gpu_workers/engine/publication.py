@@ -1,4 +1,4 @@
-"""Taking a published policy version: fence, order, pull, swap."""
+"""Publication of policy versions to the engine: fence, order, pull, swap."""
 
 import asyncio
 import time
@@ -11,59 +11,62 @@ from gyre.contracts.engine import PullWeights
 from gyre.contracts.errors import EngineFailed, Fenced
 
 SWAP_S = 60.0
-"""A swap waits for one scheduler step."""
+"""Limit on a swap, which waits for one scheduler step."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _AppliedVersion:
     version: int
     sha256: str
     num_bytes: int
 
 
 class Publication:
-    """Serves ``/pull_weights``, one at a time; requests keep being served while a pull runs."""
+    """Applies ``/pull_weights`` commands one at a time. Requests are sampled while a pull runs."""
 
     def __init__(self, scheduler: Scheduler, source: WeightPuller, *, epoch: int) -> None:
         self._scheduler, self._source, self._epoch = scheduler, source, epoch
         self._lock = asyncio.Lock()
-        self._taken: _Taken | None = None
-        """None until the first pull: the checksum of the weights on disk is not known."""
+        self._applied: _AppliedVersion | None = None
+        """None until the first pull, because the checksum of the weights on disk is not known."""
 
-    async def take(self, request: PullWeights) -> dict[str, Any]:
-        """``{version, sha256, num_bytes, seconds}``; asking again for the version that is served is free.
+    async def apply(self, request: PullWeights) -> dict[str, Any]:
+        """Serve the announced version and return ``{version, sha256, num_bytes, seconds}``.
 
-        Raises Fenced for another epoch, an older version, or other weights under the served version, and
-        TransferFailed, with the served weights unharmed, when what was pulled is not what was announced.
+        A version that is already served is not pulled again. Raises Fenced for another epoch, an older
+        version, or other weights under the served version. Raises TransferFailed when the pulled weights are
+        not the announced ones; the engine then goes on serving the previous version.
         """
         if request.epoch != self._epoch:
-            raise Fenced(f"this engine runs epoch {self._epoch}, the command is of epoch {request.epoch}")
+            raise Fenced(f"this engine is of epoch {self._epoch}, the command of epoch {request.epoch}")
         async with self._lock:
             started = time.monotonic()
             if not self._serves(request):
-                self._taken = await asyncio.to_thread(self._pull_and_swap, request)
-            assert self._taken is not None
+                self._applied = await asyncio.to_thread(self._pull_and_swap, request)
+            assert self._applied is not None
             seconds = time.monotonic() - started
-        taken = self._taken
+        applied = self._applied
         return {
-            "version": taken.version,
-            "sha256": taken.sha256,
-            "num_bytes": taken.num_bytes,
+            "version": applied.version,
+            "sha256": applied.sha256,
+            "num_bytes": applied.num_bytes,
             "seconds": seconds,
         }
 
     def _serves(self, request: PullWeights) -> bool:
-        """Whether the announced weights are the served ones. Raises Fenced if they may not follow them."""
+        """Return whether the announced weights are served. Raises Fenced if they must not become so."""
         wanted, served = request.reference, self._scheduler.version
         if wanted.version < served:
-            raise Fenced(f"version {wanted.version} is older than version {served}, which is served")
-        if wanted.version > served or self._taken is None:
+            raise Fenced(f"version {wanted.version} is older than the served version {served}")
+        if wanted.version > served or self._applied is None:
             return False
-        if wanted.sha256 != self._taken.sha256:
-            raise Fenced(f"version {served} is served with sha256 {self._taken.sha256}, not {wanted.sha256}")
+        if wanted.sha256 != self._applied.sha256:
+            raise Fenced(
+                f"version {served} is served with sha256 {self._applied.sha256}, not {wanted.sha256}"
+            )
         return True
 
-    def _pull_and_swap(self, request: PullWeights) -> _Taken:
+    def _pull_and_swap(self, request: PullWeights) -> _AppliedVersion:
         pulled = self._source.pull(request.reference)
         model = self._scheduler.model
         weights = fuse(model.shape, pulled.tensors, dtype=model.dtype, device=model.device)
@@ -71,8 +74,8 @@ class Publication:
         try:
             swap.result(timeout=SWAP_S)
         except TimeoutError:
-            # Cancelled, so that it cannot happen after the caller was told that it did not.
+            # Cancelled, so that the swap cannot happen after its failure was reported.
             if swap.cancel():
                 raise EngineFailed(f"the scheduler did not swap the weights within {SWAP_S:g} s") from None
             swap.result(timeout=SWAP_S)
-        return _Taken(pulled.version, pulled.sha256, pulled.num_bytes)
+        return _AppliedVersion(pulled.version, pulled.sha256, pulled.num_bytes)

@@ -1,7 +1,7 @@
 """The forward pass of Qwen3 over the KV cache. Tensor names carry their shape.
 
 T tokens, B requests, S cached tokens, V vocabulary, C hidden, H query heads, K kv heads,
-G = H / K query heads a kv head, D head dimension.
+G = H / K query heads per kv head, D head dimension.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from gpu_workers.engine.architecture import Architecture
 from gpu_workers.engine.load_weights import LayerWeights, Weights, moved
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
-"""(layer, q_THD, kv_T2KD) -> o_T(HD): stores the keys and values, then attends."""
+"""(layer, q_THD, kv_T2KD) -> o_T(HD). Stores the keys and values, then attends."""
 
 
 class Model:
-    """Computes logits; holds the weights of one version at a time."""
+    """Computes logits. Holds the weights of one version at a time."""
 
     def __init__(
         self,
@@ -38,17 +38,18 @@ class Model:
         self.weights = moved(self.weights, torch.device("cpu"))
 
     def load(self) -> None:
+        """Bring the weights back to the device."""
         self.weights = moved(self.weights, self.device)
 
     @torch.inference_mode()
     def prefill(self, row: Tensor, ids: Sequence[int], start: int) -> Tensor:
-        """Compute a chunk of one request at positions ``start``...; returns the last token's logits [1, V].
+        """Compute one request's tokens from position ``start`` on. Returns the last token's logits [1, V].
 
-        ``row`` [layer, 2, K, capacity, D] holds the ``start`` tokens before and receives the chunk's.
+        ``row`` [layer, 2, K, capacity, D] holds the KV of the first ``start`` tokens and receives the rest.
         """
         count, end = len(ids), start + len(ids)
         positions_T = torch.arange(start, end, device=self.device)
-        # Query heads of one kv head are laid along the query axis, so keys are never repeated.
+        # Query heads of one kv head are laid out along the query axis, so that keys are never repeated.
         mask_TS = torch.arange(end, device=self.device)[None] <= positions_T[:, None]
         mask_GTS = mask_TS.repeat(self._groups, 1)
 
@@ -66,13 +67,14 @@ class Model:
     def decode(
         self, data: Tensor, rows: Sequence[int], ids: Sequence[int], positions: Sequence[int]
     ) -> Tensor:
-        """One token of each request in ``rows``; returns logits [B, V].
+        """Compute one token per request in ``rows``. Returns logits [B, V].
 
-        ``data`` is RunningCache.data; request b's token goes to ``positions[b]`` of its row.
+        ``data`` is RunningCache.data. Request b's token goes to ``positions[b]`` of its row.
         """
         batch, longest = len(rows), max(positions) + 1
         rows_B = torch.tensor(rows, device=self.device)
         positions_B = torch.tensor(positions, device=self.device)
+        # Only a leading block of rows can be read as a view; any other set is gathered, which copies the KV.
         contiguous = list(rows) == list(range(batch))
         visible_BS = torch.arange(longest, device=self.device)[None] <= positions_B[:, None]
         mask_B11S = torch.zeros_like(visible_BS, dtype=self.dtype).masked_fill_(~visible_BS, -torch.inf)
@@ -107,7 +109,7 @@ class Model:
     def _project(
         self, layer: LayerWeights, h_TC: Tensor, cos_T1D: Tensor, sin_T1D: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Normalised and rotated queries [T, H, D]; keys and values [T, 2, K, D]."""
+        """Return normalized and rotated queries [T, H, D], and keys and values [T, 2, K, D]."""
         heads, kv_heads, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
         qkv = F.linear(h_TC, layer.qkv).view(len(h_TC), heads + 2 * kv_heads, dim)
         qk = F.rms_norm(qkv[:, : heads + kv_heads], (dim,), None, self.shape.norm_eps) * layer.qk_norm
@@ -123,7 +125,7 @@ class Model:
 def _rope_tables(
     shape: Architecture, max_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and signed sin, each [max_tokens, D]; the first half of sin is negated."""
+    """Return cos and signed sin, each [max_tokens, D]; the first half of sin is negated."""
     dim = shape.head_dim
     inverse = 1.0 / shape.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     angles = torch.arange(max_tokens, dtype=torch.float32)[:, None] * inverse

@@ -1,4 +1,4 @@
-"""One request on its way through the engine."""
+"""The state of one request, from its arrival to its finished answer."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -18,29 +18,29 @@ class SampledToken(NamedTuple):
     logprob: float
     version: int
     mixed_kv: bool
-    """SampledToken over KV that older weights made."""
+    """Whether it was sampled over KV computed with older weights."""
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """State of one request. The scheduler's thread writes; others read through ``snapshot``."""
+    """State of one request. Only the scheduler's thread writes; others read through ``snapshot``."""
 
     rid: str
     prompt: tuple[int, ...]
     params: SamplingParams
     max_total: int
-    """Tokens, prompt included, at which it ends with ``length``."""
+    """Number of tokens, prompt included, at which it ends with ``length``."""
     stream: bool = False
     tokens: list[int] = field(default_factory=list[int])
     """Prompt and output."""
     sampled: list[SampledToken] = field(default_factory=list[SampledToken])
-    """Only ever appended to, which is what makes a snapshot from another thread consistent."""
+    """Append-only, so that a snapshot from another thread is consistent."""
     num_cached: int = 0
-    """Tokens whose KV lies in this request's row."""
+    """Number of tokens whose KV is in this request's row."""
     mixed_kv: bool = False
-    """Some of that KV was made by older weights."""
+    """Whether some of that KV was computed with older weights."""
     reused: int | None = None
-    """Prompt tokens found in the prefix cache when it first ran."""
+    """Number of prompt tokens found in the prefix cache when it first ran."""
     finish: FinishInfo | None = None
     failure: str | None = None
 
@@ -58,7 +58,7 @@ class Generation:
 
     @property
     def num_uncached(self) -> int:
-        """Tokens to compute before the next one can be sampled; at least 1."""
+        """Number of tokens to compute before the next one can be sampled; at least 1."""
         return len(self.tokens) - self.num_cached
 
     @property
@@ -66,10 +66,11 @@ class Generation:
         return self.finish is not None or self.failure is not None
 
     def drop_kv(self) -> None:
+        """Forget the KV, which will be recomputed."""
         self.num_cached, self.mixed_kv = 0, False
 
     def append(self, token: int, logprob: float, version: int) -> None:
-        """Take a sampled token and end if it is a stop token or the last that fits."""
+        """Append a sampled token and finish if it is a stop token or the last one that fits."""
         self.tokens.append(token)
         self.sampled.append(SampledToken(token, logprob, version, self.mixed_kv))
         if token in self.params.stop_token_ids:
@@ -78,8 +79,8 @@ class Generation:
             self.finish = FinishInfo(type="length")
 
     def snapshot(self) -> GenerateResponse:
-        """The answer so far."""
-        finish = self.finish  # Read before the tokens: a finish must come with all of them.
+        """Return the answer so far."""
+        finish = self.finish  # Read before the tokens: a finished answer must have all of them.
         sampled = tuple(self.sampled)
         spans = [(v, len(list(group))) for v, group in itertools.groupby(s.version for s in sampled)]
         return GenerateResponse(

@@ -1,8 +1,8 @@
-"""A sampled token as a function of (logits, seed, position): Gumbel-max with counter-based noise.
+"""Sampling as a function of (logits, seed, position): Gumbel-max with counter-based noise.
 
 ``argmax(log p + g)`` with independent standard Gumbel ``g`` is a draw from ``p``. The noise of token
 ``i`` is the i-th output of a SplitMix64 stream (Steele et al., OOPSLA 2014) that starts from the seed
-and the position, so nothing depends on the batch, on earlier draws or on the device.
+and the position, so no token depends on the batch, on earlier draws or on the device.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from torch import Tensor
 from gyre.contracts.engine import SamplingParams
 
 _GREEDY_BELOW = 1e-6
-"""Lower temperatures would overflow float32; they are greedy, as in SGLang."""
+"""Lower temperatures would overflow float32. They are greedy, as in SGLang."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What decides one token besides its logits."""
+    """Everything but the logits that determines one token."""
 
     params: SamplingParams
     position: int
@@ -32,7 +32,7 @@ class Draw:
 
 
 def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
-    """Token ids and their log-probabilities after temperature and before top-k and top-p."""
+    """Return token ids, and their log-probabilities after temperature and before top-k and top-p."""
     device = logits_BV.device
     temperature = torch.tensor([1.0 if d.greedy else d.params.temperature for d in draws], device=device)
     logprobs_BV = torch.log_softmax(logits_BV.float() / temperature[:, None], dim=-1)
@@ -44,9 +44,9 @@ def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[fl
 
 
 def _truncate(logprobs_BV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Log-probabilities with those outside the row's top-k, then its top-p, at minus infinity.
+    """Set log-probabilities outside each row's top-k, then outside its top-p, to minus infinity.
 
-    Top-p keeps the fewest most likely tokens whose sum reaches ``top_p``; the first is always kept.
+    Top-p keeps the fewest most likely tokens whose sum reaches ``top_p``, always including the first.
     """
     vocab = logprobs_BV.shape[1]
     top_k = [vocab if d.greedy or d.params.top_k < 1 else min(d.params.top_k, vocab) for d in draws]
@@ -65,7 +65,7 @@ def _truncate(logprobs_BV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _gumbel(draws: Sequence[Draw], vocab: int, device: torch.device) -> Tensor:
-    """Standard Gumbel noise [B, vocab], float64; zero for greedy rows."""
+    """Return standard Gumbel noise [B, vocab] in float64; zero in greedy rows."""
     keys = [_signed(_mix(_mix(d.params.sampling_seed) ^ d.position)) for d in draws]
     key_B1 = torch.tensor(keys, dtype=torch.int64, device=device)[:, None]
     count_V = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
@@ -76,7 +76,7 @@ def _gumbel(draws: Sequence[Draw], vocab: int, device: torch.device) -> Tensor:
 
 
 def _mix(value: int) -> int:
-    """The first output of SplitMix64 from state ``value``."""
+    """Return the first output of SplitMix64 from state ``value``."""
     z = (value + _GOLDEN) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -84,16 +84,17 @@ def _mix(value: int) -> int:
 
 
 def _mix_tensor(z: Tensor) -> Tensor:
-    """SplitMix64's output function on int64, whose products wrap as unsigned ones do."""
+    """Apply SplitMix64's output function on int64, whose products wrap as unsigned ones do."""
     z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
     return z ^ _shift(z, 31)
 
 
 def _shift(z: Tensor, by: int) -> Tensor:
-    """Logical shift right; int64's own is arithmetic."""
+    """Shift right logically; int64's own shift is arithmetic."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 
 def _signed(value: int) -> int:
+    """Return the int64 with the same bits, since torch has no unsigned arithmetic."""
     return value - 2**64 if value >= 2**63 else value

@@ -1,4 +1,4 @@
-"""Continuous batching: one thread admits, prefills, decodes, and obeys commands between two steps."""
+"""Continuous batching: one thread admits, prefills and decodes, and runs commands between two steps."""
 
 import logging
 import queue
@@ -24,16 +24,16 @@ log = logging.getLogger("gyre.engine")
 
 T = TypeVar("T")
 PREFILL_TOKENS = 512
-"""Prompt tokens computed between two decode steps: bounds how long a new prompt delays the others."""
-_IDLE_S = 1.0
-"""How often an idle thread looks whether it should end."""
+"""Prompt tokens computed between two decode steps. Limits how long a new prompt delays running requests."""
+_IDLE_POLL_S = 1.0
+"""How often an idle thread checks whether it should end."""
 
 
 class Scheduler:
-    """Owns the model and its caches. Every method named without an underscore may be called from any thread.
+    """Owns the model and its caches. Methods without a leading underscore may be called from any thread.
 
-    ``notify`` is called in the scheduler's thread with the requests that ended, or that stream and got
-    tokens, at most once a step.
+    ``notify`` is called in the scheduler's thread, at most once per step, with the requests that ended, or
+    that stream and got tokens.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Scheduler:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
-        """Position in this list = row of the cache."""
+        """The index in this list is the row of the cache."""
         self._changed: list[Generation] = []
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._stopping = False
         self._closing, self._closed = threading.Lock(), False
-        """Whether commands are still taken; looked at and changed under the lock."""
+        """``_closed`` says whether commands are refused. It is read and changed under the lock."""
         self.version = version
         self.paused = False
         self.released = False
@@ -69,7 +69,7 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what is in flight is aborted with its tokens kept."""
+        """End the thread. Requests in flight are aborted and keep their tokens."""
         self._stopping = True
         self._command(self._abort_all)
         self._thread.join(timeout=30)
@@ -91,51 +91,52 @@ class Scheduler:
         return self._cache.num_bytes + self._prefixes.num_bytes
 
     def submit(self, generation: Generation) -> None:
-        """Have a request sampled. Raises EngineFailed when the thread has ended."""
+        """Queue a request for sampling. Raises EngineFailed when the thread has ended."""
         if not self._command(lambda: self._waiting.append(generation)):
             raise EngineFailed("the scheduler has stopped")
 
     def abort(self, generation: Generation) -> None:
-        """End a request with what it has; an ended one is left alone."""
+        """End a request with the tokens it has. A finished one is left alone."""
         self._command(lambda: self._abort(lambda g: g is generation))
 
     def abort_all(self) -> None:
-        """The same for all requests."""
+        """End all requests with the tokens they have."""
         self._command(self._abort_all)
 
     def pause(self, mode: Literal["in_place", "retract", "abort"] = "in_place") -> Future[None]:
-        """Sample nothing until ``resume``; running requests hold, recompute later, or are aborted."""
+        """Sample nothing until ``resume``. Running requests keep their KV, lose it, or are aborted."""
         return self._call(lambda: self._pause(mode))
 
     def resume(self) -> Future[None]:
+        """Sample again after ``pause``."""
         return self._call(lambda: setattr(self, "paused", False))
 
     def flush_cache(self) -> Future[None]:
-        """Forget all prefixes; running requests keep their KV."""
+        """Forget all prefixes. Running requests keep their KV."""
         return self._call(self._flush)
 
     def release_memory(self) -> Future[None]:
-        """Free the KV and the device's copy of the weights; requests hold until ``resume_memory``."""
+        """Free the KV and the device's copy of the weights. Requests wait until ``resume_memory``."""
         return self._call(self._release)
 
     def resume_memory(self) -> Future[None]:
-        """Compute again: running requests first recompute their KV."""
+        """Bring the weights back to the device. Running requests first recompute their KV."""
         return self._call(self._restore)
 
     def swap(self, weights: Weights, version: int, mode: Literal["retract", "in_place"]) -> Future[None]:
-        """Use other weights from the next step on; no request ends by it."""
+        """Use other weights from the next step on, without ending any request."""
         return self._call(lambda: self._swap(weights, version, mode))
 
     def _call(self, action: Callable[[], T]) -> Future[T]:
-        """Run ``action`` in the scheduler's thread, between two steps."""
+        """Run ``action`` in the scheduler's thread between two steps, and return its future result."""
         future: Future[T] = Future()
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # Its caller gave up waiting.
+                return  # The caller gave up and cancelled it.
             try:
                 future.set_result(action())
-            except Exception as error:  # Handed to the caller, which waits for it.
+            except Exception as error:  # Raised in the caller, which waits for the result.
                 future.set_exception(error)
 
         if not self._command(run):
@@ -143,43 +144,45 @@ class Scheduler:
         return future
 
     def _command(self, command: Callable[[], None]) -> bool:
-        """Have the thread run ``command``; False if it has ended. What is taken is run, whatever fails."""
+        """Queue a command and return True, or return False once closed. An accepted command always runs."""
         with self._closing:
             if not self._closed:
                 self._commands.put(command)
             return not self._closed
 
-    # What follows runs in the scheduler's thread only.
+    # All methods below run in the scheduler's thread only.
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._obey()
+                self._run_commands()
                 if self._has_work():
                     self._step()
                 self._deliver()
             self._close()
             self._abort_all()
-        except Exception as error:  # Nothing can be computed any more: tell every client, then end.
+        except Exception as error:  # Nothing can be computed any more: every client gets the reason.
             log.exception("the scheduler failed")
             self._close()
-            self._fail_all(f"the engine failed: {error}")
+            for generation in (*self._running, *self._waiting):
+                generation.failure = f"the engine failed: {error}"
+                self._changed.append(generation)
         self._deliver()
 
     def _close(self) -> None:
-        """Take no more commands, and run those that were taken: clients wait for each of them."""
+        """Accept no more commands and run those already accepted, because clients wait for each of them."""
         with self._closing:
             self._closed = True
         while not self._commands.empty():
             try:
                 self._commands.get_nowait()()
-            except Exception:  # The failure that ends the thread is the one to tell.
+            except Exception:  # Clients get the failure that ended the thread, not this one.
                 log.exception("a command failed while the scheduler ended")
 
-    def _obey(self) -> None:
-        """Run the commands that came; waits for one when there is nothing to compute."""
+    def _run_commands(self) -> None:
+        """Run the queued commands; wait for one when there is nothing to compute."""
         try:
-            self._commands.get(block=not self._has_work() and not self._stopping, timeout=_IDLE_S)()
+            self._commands.get(block=not self._has_work() and not self._stopping, timeout=_IDLE_POLL_S)()
             while True:
                 self._commands.get_nowait()()
         except queue.Empty:
@@ -200,11 +203,12 @@ class Scheduler:
         self._reserve()
 
     def _reserve(self) -> None:
+        """Make room in the cache for one more token per running request."""
         longest = max((len(g.tokens) for g in self._running), default=0)
         self._cache.reserve([g.num_cached for g in self._running], longest)
 
     def _prefill(self) -> None:
-        """A bounded number of uncached tokens, oldest request first."""
+        """Compute a bounded number of uncached tokens, oldest request first."""
         budget = PREFILL_TOKENS
         complete: list[tuple[Generation, Tensor]] = []
         for row, generation in enumerate(self._running):
@@ -212,7 +216,7 @@ class Scheduler:
                 logits_1V, count = self._prefill_chunk(row, generation, budget)
                 budget -= count
                 if generation.num_uncached == 0:
-                    # Stored before the next request is looked at: siblings of one group arrive together.
+                    # Stored before the next request starts, because siblings of a group arrive together.
                     self._store_prefix(row, generation)
                     complete.append((generation, logits_1V))
         if complete:
@@ -220,7 +224,7 @@ class Scheduler:
             self._remove_ended()
 
     def _prefill_chunk(self, row: int, generation: Generation, budget: int) -> tuple[Tensor, int]:
-        """Compute up to ``budget`` tokens of one request: (logits of the last [1, V], how many)."""
+        """Compute up to ``budget`` tokens of a request. Returns the last logits [1, V] and the count."""
         view = self._cache.row(row)
         if generation.num_cached == 0:
             generation.num_cached = self._prefixes.load(generation.tokens, view)
@@ -262,18 +266,16 @@ class Scheduler:
             self._prefixes.store(generation.tokens[: generation.num_cached], self._cache.row(row))
 
     def _remove_ended(self) -> None:
-        """Free the rows of ended requests; the last row moves into each hole."""
+        """Free the rows of ended requests, moving the last row into each hole."""
         for row in range(len(self._running) - 1, -1, -1):
-            if self._running[row].ended:
-                self._remove(row)
-
-    def _remove(self, row: int) -> None:
-        self._store_prefix(row, self._running[row])
-        last = self._running.pop()
-        if row < len(self._running):
-            # After a retraction there may be no row at all, and nothing to move.
-            self._cache.move(len(self._running), row, last.num_cached)
-            self._running[row] = last
+            if not self._running[row].ended:
+                continue
+            self._store_prefix(row, self._running[row])
+            last = self._running.pop()
+            if row < len(self._running):
+                # After a retraction num_cached is 0, and there may be no row to copy.
+                self._cache.move(len(self._running), row, last.num_cached)
+                self._running[row] = last
 
     def _abort(self, chosen: Callable[[Generation], bool]) -> None:
         found = [g for g in (*self._running, *self._waiting) if chosen(g)]
@@ -321,13 +323,8 @@ class Scheduler:
             generation.mixed_kv = generation.num_cached > 0
         self.model.weights, self.version = weights, version
 
-    def _fail_all(self, reason: str) -> None:
-        for generation in (*self._running, *self._waiting):
-            generation.failure = reason
-            self._changed.append(generation)
-
     def _deliver(self) -> None:
         if self._changed:
-            # A prefill and a decode of one step may both have touched a request.
+            # A prefill and a decode of the same step may both have changed a request.
             changed, self._changed = list(dict.fromkeys(self._changed)), []
             self._notify(changed)

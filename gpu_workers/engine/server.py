@@ -8,11 +8,13 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.exceptions import HTTPException
 
 from gpu_workers.engine.build import build_scheduler
 from gpu_workers.engine.load_weights import WeightPuller
+from gpu_workers.engine.metrics import create_registry
 from gpu_workers.engine.publication import Publication
 from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
@@ -23,9 +25,9 @@ from gyre.contracts.errors import BadInput, EngineFailed, Fenced, GyreError, Tra
 from gyre.contracts.json_text import compact_json
 
 COMMAND_S = 60.0
-"""A command waits for one scheduler step at most, plus the copy of the weights."""
-_LOOK_S = 5.0
-"""How often a waiting request looks whether the scheduler still lives."""
+"""Limit on a command, which waits for at most one scheduler step and the copy of the weights."""
+_POLL_S = 5.0
+"""How often a waiting request checks that the scheduler is still alive."""
 _STATUS = {BadInput: 400, Fenced: 409, TransferFailed: 502, EngineFailed: 503}
 
 
@@ -36,11 +38,11 @@ class AbortRequest(Empty):
 
 class PauseRequest(Empty):
     mode: Literal["in_place", "retract", "abort"] = "in_place"
-    """What running requests do: hold with their KV, hold and recompute, or end with what they have."""
+    """Running requests keep their KV, or recompute it later, or end with what they have."""
 
 
 class EngineServer:
-    """One engine behind HTTP; the handlers are methods, ``app`` routes to them."""
+    """One engine behind HTTP. Its methods are the handlers that ``create_app`` routes to."""
 
     def __init__(self, boot: EngineBoot) -> None:
         self.boot = boot
@@ -48,15 +50,16 @@ class EngineServer:
         self.publication = Publication(self.scheduler, WeightPuller(), epoch=boot.epoch)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_flight: dict[Generation, asyncio.Event] = {}
+        self._metrics = create_registry(self.scheduler)
         self._vocab = self.scheduler.model.shape.vocab_size
 
     def start(self) -> None:
-        """Call in the event loop that serves the requests."""
+        """Start the scheduler. Call it in the event loop that serves the requests."""
         self._loop = asyncio.get_running_loop()
         self.scheduler.start()
 
     def _notify(self, changed: list[Generation]) -> None:
-        """Scheduler's thread: one wake-up of the event loop a step, however many requests it touched."""
+        """Wake the event loop from the scheduler's thread, once per step however many requests changed."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._wake, changed)
 
@@ -72,13 +75,13 @@ class EngineServer:
         updates = self._updates(generation, request)
         if parsed.stream:
             return StreamingResponse(_events(updates), media_type="text/event-stream")
-        bodies = [body async for body in updates]  # One, the finished answer, or none: the client left.
+        bodies = [body async for body in updates]  # Only the finished answer, or nothing if the client left.
         return Response(bodies[-1] if bodies else b"", media_type="application/json")
 
     async def _updates(self, generation: Generation, request: Request) -> AsyncGenerator[bytes, None]:
-        """The answer so far as JSON, each time there is more; ends with the finished one.
+        """Yield the answer so far as JSON each time it has grown, and last the finished one.
 
-        Whoever stops iterating, by disconnecting or otherwise, aborts the request.
+        The request is aborted when iteration stops early, be it by a disconnect or otherwise.
         """
         changed = asyncio.Event()
         self._in_flight[generation] = changed
@@ -100,11 +103,11 @@ class EngineServer:
                 self.scheduler.abort(generation)
 
     async def _changed_or_gone(self, changed: asyncio.Event, gone: "asyncio.Task[None]") -> bool:
-        """Wait for an update: True; False when the client left. Raises EngineFailed if the engine died."""
+        """Wait for an update. Returns False when the client left; raises EngineFailed if the engine ended."""
         waiter = asyncio.ensure_future(changed.wait())
         try:
             while not changed.is_set():
-                await asyncio.wait({waiter, gone}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({waiter, gone}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 if gone.done():
                     return False
                 if not self.scheduler.alive and not changed.is_set():
@@ -123,32 +126,32 @@ class EngineServer:
 
     async def pause(self, request: Request) -> Response:
         parsed = await parse(request, PauseRequest)
-        await _done(self.scheduler.pause(parsed.mode))
+        await _wait_for(self.scheduler.pause(parsed.mode))
         return JSONResponse({})
 
     async def resume(self, request: Request) -> Response:
         await parse(request, Empty)
-        await _done(self.scheduler.resume())
+        await _wait_for(self.scheduler.resume())
         return JSONResponse({})
 
     async def flush(self, request: Request) -> Response:
         await parse(request, Empty)
-        await _done(self.scheduler.flush_cache())
+        await _wait_for(self.scheduler.flush_cache())
         return JSONResponse({})
 
     async def release(self, request: Request) -> Response:
         await parse(request, Empty)
-        await _done(self.scheduler.release_memory())
+        await _wait_for(self.scheduler.release_memory())
         return JSONResponse({})
 
     async def restore(self, request: Request) -> Response:
         await parse(request, Empty)
-        await _done(self.scheduler.resume_memory())
+        await _wait_for(self.scheduler.resume_memory())
         return JSONResponse({})
 
     async def pull(self, request: Request) -> Response:
         parsed = await parse(request, PullWeights)
-        return JSONResponse(await self.publication.take(parsed))
+        return JSONResponse(await self.publication.apply(parsed))
 
     async def health(self, _: Request) -> Response:
         if not self.scheduler.alive:
@@ -175,26 +178,11 @@ class EngineServer:
         return JSONResponse(found.model_dump())
 
     async def metrics(self, _: Request) -> Response:
-        scheduler = self.scheduler
-        figures = {
-            "running_requests gauge": scheduler.num_running,
-            "waiting_requests gauge": scheduler.num_waiting,
-            "weight_version gauge": scheduler.version,
-            "kv_bytes gauge": scheduler.kv_bytes,
-            "steps_total counter": scheduler.num_steps,
-            "sampled_tokens_total counter": scheduler.num_sampled,
-            "prefilled_tokens_total counter": scheduler.num_prefilled,
-            "reused_tokens_total counter": scheduler.num_reused,
-        }
-        lines = [
-            f"# TYPE gyre_engine_{key}\ngyre_engine_{key.split()[0]} {value}"
-            for key, value in figures.items()
-        ]
-        return PlainTextResponse("\n".join(lines) + "\n")
+        return Response(generate_latest(self._metrics), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def create_app(server: EngineServer) -> FastAPI:
-    """The routes of the engine protocol; every error is ``{"error": {"message": ...}}``."""
+    """Build the routes of the engine protocol. Every error is ``{"error": {"message": ...}}``."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -224,7 +212,7 @@ def create_app(server: EngineServer) -> FastAPI:
 
 
 async def _events(updates: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """Server-sent events. A failure after the first event can only be told in another one."""
+    """Yield server-sent events. The status is already sent, so a failure becomes an event too."""
     async with aclosing(updates):
         try:
             async for body in updates:
@@ -239,13 +227,13 @@ def _json(generation: Generation) -> bytes:
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns when the client has left. The body must have been read."""
+    """Return when the client has left. The body must have been read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _done(future: Future[Any]) -> None:
-    """Wait for a scheduler command. Raises EngineFailed when it does not come in time."""
+async def _wait_for(future: Future[Any]) -> None:
+    """Wait for a scheduler command. Raises EngineFailed when it takes too long."""
     try:
         await asyncio.wait_for(asyncio.wrap_future(future), COMMAND_S)
     except TimeoutError:

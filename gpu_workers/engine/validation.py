@@ -1,4 +1,4 @@
-"""The edge of the engine: a body is a valid message of the protocol, or one clear sentence."""
+"""Validation at the edge of the engine: a bad body is answered with one clear sentence."""
 
 import math
 from typing import TypeVar
@@ -19,7 +19,7 @@ class Empty(BaseModel):
 
 
 async def parse(request: Request, model: type[M]) -> M:
-    """The request's body, types taken strictly; an empty body is ``{}``. Raises BadInput."""
+    """Parse the request's body without coercing types; an empty body counts as ``{}``. Raises BadInput."""
     body = await request.body()
     try:
         return model.model_validate_json(body or b"{}", strict=True)
@@ -30,7 +30,7 @@ async def parse(request: Request, model: type[M]) -> M:
 
 
 def check_request(request: GenerateRequest, *, vocab: int, context_tokens: int) -> None:
-    """What the types cannot say. Raises BadInput."""
+    """Check what types cannot express. Raises BadInput."""
     outside = next((t for t in request.input_ids if not 0 <= t < vocab), None)
     if outside is not None:
         raise BadInput(f"input_ids: token id {outside} is outside the vocabulary of {vocab}")

@@ -1,4 +1,9 @@
-"""Weights from process to process over Mooncake: readers pull, nobody writes into another's memory."""
+"""Weights from process to process over Mooncake. Readers pull; nobody writes into another's memory.
+
+endpoint.py   register memory, read with a timeout
+region.py     byte format of a published copy
+weights.py    expose versions, pull and verify them
+"""
 
 from gpu_workers.transfer.region import payload_sha256
 from gpu_workers.transfer.weights import PulledWeights, WeightReader, WeightSource

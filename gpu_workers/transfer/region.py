@@ -1,4 +1,4 @@
-"""The bytes of a published copy: header, table, payload, trailer. Pure; knows no transport.
+"""The byte format of a published copy: header, table, payload, trailer. Pure; knows no transport.
 
 ::
 
@@ -7,8 +7,8 @@
     payload  the tensors in sorted name order, contiguous, little-endian
     trailer  magic, version                                                             TRAILER
 
-Header and trailer are written last and cleared first, so that a copy which is being written, was
-released or was overwritten never passes ``unpack``.
+Header and trailer are written last and cleared first, so that ``unpack`` rejects a copy that is being written,
+was released or was overwritten.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class Stamp:
-    """What the header says."""
+    """Contents of the header: version, digests and sizes."""
 
     version: int
     sha256: str
@@ -47,13 +47,13 @@ class Stamp:
 
 
 def sorted_bytes(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor's bytes as a flat uint8 CPU tensor, in sorted name order."""
+    """Yield each tensor's bytes as a flat uint8 CPU tensor, in sorted name order."""
     for name in sorted(tensors):
         yield name, tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def payload_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of the tensors in sorted name order, contiguous little-endian bytes; names do not enter."""
+    """Return the SHA-256 of the tensors' little-endian bytes in sorted name order, without the names."""
     digest = hashlib.sha256()
     for _, flat in sorted_bytes(tensors):
         digest.update(flat.numpy().data)
@@ -61,7 +61,7 @@ def payload_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def describe(tensors: Mapping[str, torch.Tensor], version: int) -> tuple[Stamp, bytes]:
-    """The stamp and the table of a copy, before any memory is taken for it."""
+    """Return the stamp and the table of a copy, before memory is allocated for it."""
     entries, offset = list[list[object]](), 0
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -74,7 +74,7 @@ def describe(tensors: Mapping[str, torch.Tensor], version: int) -> tuple[Stamp, 
 
 
 def write(region: torch.Tensor, stamp: Stamp, table: bytes, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill a region of exactly ``stamp.num_bytes`` bytes; header and trailer last."""
+    """Fill a region of exactly ``stamp.num_bytes`` bytes, header and trailer last."""
     clear(region)
     start = HEADER.size
     region[start : start + len(table)] = _bytes(table)
@@ -89,27 +89,29 @@ def write(region: torch.Tensor, stamp: Stamp, table: bytes, tensors: Mapping[str
 
 
 def clear(region: torch.Tensor) -> None:
-    """Void the copy: a reader that comes now, or is reading, notices."""
+    """Invalidate the copy, also for readers that are in the middle of it."""
     region[-TRAILER.size :] = 0
     region[: HEADER.size] = 0
 
 
 def read_stamp(header: torch.Tensor, trailer: torch.Tensor, version: int, num_bytes: int) -> Stamp:
-    """Check both ends of a copy against its reference. Raises TransferFailed."""
+    """Return the stamp after checking both ends of a copy against its reference. Raises TransferFailed."""
     magic, stamped, sha256, table_sha256, table_bytes, payload_bytes = HEADER.unpack(header.numpy().data)
     end_magic, end_version = TRAILER.unpack(trailer.numpy().data)
     if magic != MAGIC or end_magic != END_MAGIC:
-        raise TransferFailed(f"the copy of version {version} was released or is not there")
+        raise TransferFailed(f"the copy of version {version} was released or does not exist")
     if (stamped, end_version) != (version, version):
         raise TransferFailed(f"asked for version {version}, the copy is stamped {stamped}/{end_version}")
     stamp = Stamp(stamped, sha256.hex(), table_sha256, table_bytes, payload_bytes)
     if stamp.num_bytes != num_bytes:
-        raise TransferFailed(f"version {version}: the header tells {stamp.num_bytes} bytes, not {num_bytes}")
+        raise TransferFailed(
+            f"version {version}: the header announces {stamp.num_bytes} bytes, not {num_bytes}"
+        )
     return stamp
 
 
 def unpack(region: torch.Tensor, version: int, sha256: str) -> dict[str, torch.Tensor]:
-    """Tensors of a pulled copy, as views of it. Raises TransferFailed unless every byte is as stamped."""
+    """Return the tensors of a pulled copy as views of it. Raises TransferFailed if any byte is wrong."""
     ends = region[: HEADER.size], region[-TRAILER.size :]
     stamp = read_stamp(*ends, version, region.numel())
     start = HEADER.size + stamp.table_bytes
@@ -118,7 +120,7 @@ def unpack(region: torch.Tensor, version: int, sha256: str) -> dict[str, torch.T
     if found != sha256 or stamp.sha256 != sha256:
         raise TransferFailed(f"version {version}: payload has sha256 {found}, not {sha256}")
     if hashlib.sha256(table.numpy().data).digest() != stamp.table_sha256:
-        raise TransferFailed(f"version {version}: the table of tensors was corrupted on the way")
+        raise TransferFailed(f"version {version}: the table of tensors was corrupted in transit")
     entries = json.loads(table.numpy().tobytes())
     return {name: _tensor(payload, dtype, shape, offset) for name, dtype, shape, offset in entries}
 
@@ -127,7 +129,7 @@ def _tensor(payload: torch.Tensor, dtype: str, shape: list[int], offset: int) ->
     kind = DTYPES[dtype]
     flat = payload[offset : offset + prod(shape) * kind.itemsize]
     if flat.storage_offset() % kind.itemsize:
-        flat = flat.clone()  # only where dtypes are mixed: a view must start on a multiple of its size
+        flat = flat.clone()  # Needed with mixed dtypes only: a view must start at a multiple of its size.
     return flat.view(kind).reshape(shape)
 
 
