@@ -1,4 +1,4 @@
-"""Clients with which a supervisor commands its trainer (JSON lines on a Unix socket) and its engine (HTTP)."""
+"""Clients of a supervisor: for its trainer (JSON lines over a Unix socket) and its engine (HTTP)."""
 
 import asyncio
 from typing import Any

@@ -113,7 +113,7 @@ class CellIncarnation:
             await self._trainer.send("load", version=version)
 
     async def _until_drained(self) -> None:
-        """Wait until no request runs: the capacity rule frees the cell, but a harness may send a last request."""
+        """Wait until no request runs. The capacity rule leaves only the last calls of ending harnesses."""
         deadline = time.monotonic() + DRAIN_LIMIT_S
         while (running := (await self._engine.info()).num_running) > 0:
             if time.monotonic() > deadline:

@@ -7,8 +7,8 @@
     payload  the tensors in sorted name order, contiguous, little-endian
     trailer  magic, version                                                             TRAILER
 
-Header and trailer are written last and cleared first, so that ``unpack`` rejects a copy that is being written,
-was released or was overwritten.
+Header and trailer are written last and cleared first, so that ``unpack`` rejects a copy that is being
+written, was released or was overwritten.
 """
 
 import hashlib
@@ -104,9 +104,7 @@ def read_stamp(header: torch.Tensor, trailer: torch.Tensor, version: int, num_by
         raise TransferFailed(f"asked for version {version}, the copy is stamped {stamped}/{end_version}")
     stamp = Stamp(stamped, sha256.hex(), table_sha256, table_bytes, payload_bytes)
     if stamp.num_bytes != num_bytes:
-        raise TransferFailed(
-            f"version {version}: the header announces {stamp.num_bytes} bytes, not {num_bytes}"
-        )
+        raise TransferFailed(f"version {version}: the header says {stamp.num_bytes} bytes, not {num_bytes}")
     return stamp
 
 

@@ -34,7 +34,7 @@ class WeightSource:
     """Exposes copies of weights to peers. Not thread-safe.
 
     A released copy's memory stays registered until the next release and is reused for a copy of the same
-    size. Mooncake may still be sending from it, and if it were freed, this process would read unmapped memory.
+    size. Mooncake may still be sending from it: if it were freed, this process would read unmapped memory.
     """
 
     def __init__(self, host: str = "127.0.0.1", protocol: str = "tcp") -> None:

@@ -1,7 +1,6 @@
-"""Tiny Qwen3 models made by transformers, an engine in this process, and one in a process of its own."""
+"""Tiny Qwen3 models made by transformers, a scheduler in this process, and an engine in its own process."""
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from gpu_workers.engine.requests import Generation
 from gpu_workers.engine.scheduler import Scheduler
 from gyre.contracts.boot import EngineBoot
 from gyre.contracts.engine import GenerateRequest, GenerateResponse, SamplingParams
+from gyre.host.ports import choose_port
 
 torch.set_num_threads(1)
 VOCAB = 90
@@ -34,13 +34,13 @@ SIZES = {
     "head_dim": 16,
     "tie_word_embeddings": True,
     "max_position_embeddings": CONTEXT,
-    # Large, so that logits are far from uniform and attention matters.
+    # Large, so that logits are far from uniform and attention has an effect.
     "initializer_range": 0.2,
 }
 
 
 def save_model(path: Path, seed: int, **changes: object) -> Qwen3ForCausalLM:
-    """A random Qwen3 whose norms are random too: all ones would hide a missing or swapped norm."""
+    """Save a random Qwen3. Its norms are random too: norms of ones would hide a missing or swapped norm."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(Qwen3Config(**(SIZES | changes))).eval()
     for name, parameter in model.named_parameters():
@@ -52,14 +52,14 @@ def save_model(path: Path, seed: int, **changes: object) -> Qwen3ForCausalLM:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Qwen3ForCausalLM]:
-    """A model's directory and the same model under transformers."""
+    """Return a model's directory and the same model under transformers."""
     path = tmp_path_factory.mktemp("model")
     return path, save_model(path, seed=0)
 
 
 @pytest.fixture(scope="session")
 def other_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same architecture with other weights."""
+    """Return the directory of a model of the same architecture with other weights."""
     path = tmp_path_factory.mktemp("other")
     save_model(path, seed=1)
     return path
@@ -70,13 +70,13 @@ def model(reference: tuple[Path, Qwen3ForCausalLM]) -> Model:
     return read_model(reference[0], context_tokens=CONTEXT, dtype="float32", device="cpu")
 
 
-class Harness:
-    """A running scheduler; ``ask`` submits and ``result`` waits."""
+class SchedulerDriver:
+    """A running scheduler. ``ask`` submits a request and ``result`` waits for its answer."""
 
     def __init__(self, boot: EngineBoot) -> None:
         self.changed = threading.Condition()
         self.notified: list[tuple[str, int]] = []
-        """(rid, tokens so far), in the order of the notifications."""
+        """(rid, number of tokens so far), in the order of the notifications."""
         self.scheduler: Scheduler = build_scheduler(boot, self._notify)
         self.scheduler.start()
 
@@ -107,22 +107,20 @@ class Harness:
 
 
 @pytest.fixture
-def harness(reference: tuple[Path, Qwen3ForCausalLM]) -> Iterator[Harness]:
+def driver(reference: tuple[Path, Qwen3ForCausalLM]) -> Iterator[SchedulerDriver]:
     boot = EngineBoot(model_path=str(reference[0]), port=0, epoch=1, max_batch=8, context_tokens=CONTEXT)
-    found = Harness(boot)
+    found = SchedulerDriver(boot)
     yield found
     found.scheduler.stop()
     assert not found.scheduler.alive
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return choose_port(set())
 
 
 def start_engine(folder: Path, boot: EngineBoot) -> subprocess.Popen[bytes]:
-    """Start an engine process and wait until it is healthy."""
+    """Start an engine process and return it once it is healthy."""
     file = folder / "boot.json"
     file.write_text(boot.model_dump_json())
     process = subprocess.Popen([sys.executable, "-m", "gpu_workers.engine", "--boot", str(file)])
@@ -151,7 +149,7 @@ def wait_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
 def engine_url(
     reference: tuple[Path, Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """An embedded engine in a process of its own."""
+    """Run an embedded engine in its own process and return its URL."""
     port = free_port()
     boot = EngineBoot(
         model_path=str(reference[0]), port=port, epoch=3, weight_version=5, context_tokens=CONTEXT

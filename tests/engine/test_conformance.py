@@ -1,8 +1,11 @@
-"""The embedded engine passes the suite that every engine must pass; the suite itself can fail."""
+"""The embedded engine passes the conformance suite, and the suite finds wrong servers."""
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -11,16 +14,16 @@ from transformers import Qwen3ForCausalLM
 
 from gyre.contracts.boot import EngineBoot
 from tests.engine.conformance import CHECKS, EXTENSIONS, Check, EngineUnderTest, run
-from tests.engine.conformance.checks import health
+from tests.engine.conformance.checks import greedy_repeats, health, logprobs_are_probabilities
 from tests.engine.conftest import CONTEXT, free_port, start_engine
 
 COMPARE_TOKENS = (
     *("greedy_repeats", "greedy_continuation", "seed_repeats", "seeded_continuation", "pause_holds"),
     *("streaming_is_cumulative", "stop_token_is_kept", "prefix_is_reused", "released_memory_holds_requests"),
 )
-"""Checks that hold one answer against another that may have been computed over a cached prefix. bfloat16
-rounds a prefill, a decode and a shorter prefill differently, so where two tokens are near a tie either may
-be chosen: in bfloat16 a continued answer need not be the one that was not interrupted."""
+"""Checks that compare two answers of which one may be computed over a cached prefix. bfloat16 rounds a
+prefill, a decode and a shorter prefill differently, so either of two nearly tied tokens may be chosen, and a
+continued answer need not equal the uninterrupted one."""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +50,8 @@ def test_embedded_engine_in_bfloat16(reference: tuple[Path, Qwen3ForCausalLM], t
     assert failed == 0
 
 
-class Constant(BaseHTTPRequestHandler):
-    """A server that gives one answer to everything, whatever was asked."""
+class ConstantServer(BaseHTTPRequestHandler):
+    """A server that gives the same answer to every request."""
 
     answer = (
         b'{"output_ids": [5, 6], "meta_info": {"id": "x", "finish_reason": {"type": "length"}, '
@@ -67,16 +70,42 @@ class Constant(BaseHTTPRequestHandler):
     do_POST = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+        """Log nothing."""
+
+
+class TooFewLogprobs(ConstantServer):
+    """Answers two tokens with the log-probability of one, which the gateway does not accept."""
+
+    answer = ConstantServer.answer.replace(b", [0.5, 6, null]", b"")
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[EngineUnderTest]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with EngineUnderTest(f"http://127.0.0.1:{server.server_address[1]}") as engine:
+        yield engine
+    server.shutdown()
+    server.server_close()
 
 
 def test_a_wrong_server_fails_every_check(capsys: pytest.CaptureFixture[str]) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Constant)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     checks = [check for check in CHECKS if check.__name__ not in ("health", "logprobs_match_transformers")]
-    with EngineUnderTest(f"http://127.0.0.1:{server.server_address[1]}") as engine:
+    with serving(ConstantServer) as engine:
         assert run(engine, [health]) == 0
         assert run(engine, checks) == len(checks), capsys.readouterr().out
         assert run(engine, EXTENSIONS) == len(EXTENSIONS), capsys.readouterr().out
-    server.shutdown()
-    server.server_close()
+
+
+def test_a_server_that_the_gateway_cannot_read_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lenient reader of its own would let the suite pass servers that the gateway rejects."""
+    with serving(TooFewLogprobs) as engine:
+        assert run(engine, [logprobs_are_probabilities]) == 1
+    assert "EngineFailed" in capsys.readouterr().out
+
+
+def test_the_suite_runs_from_the_command_line(engine_url: str) -> None:
+    skipped = [check.__name__ for check in CHECKS if check is not greedy_repeats]
+    command = [sys.executable, "-m", "tests.engine.conformance", engine_url, "--skip", *skipped]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "ok    greedy_repeats\n"), done.stderr

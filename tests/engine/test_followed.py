@@ -1,4 +1,4 @@
-"""The gateway's engine client follows an embedded engine's stream to the same answer as without one."""
+"""The gateway's engine client reads the same answer from an embedded engine with and without a stream."""
 
 import asyncio
 
@@ -14,12 +14,13 @@ from gyre.contracts.ids import RunId
 from gyre.trajectory.arrays import as_ids
 
 
-def test_a15_followed_and_plain_answers_are_the_same(database: Database, engine_url: str) -> None:
+def test_streamed_and_plain_answers_are_the_same(database: Database, engine_url: str) -> None:
+    """Reported failure: a streamed call was recorded without its token ids."""
     with transaction(database) as session:
         session.add(RunRow(id="r", secret=b"s"))
         session.flush()
         session.add(CellRow(id="run/r/cell/0", run_id="r", index=0, capacity=8, engine_url=engine_url))
-    told: list[list[int]] = []
+    emitted: list[list[int]] = []
     params = SamplingParams(max_new_tokens=40, sampling_seed=7)
 
     async def ask() -> tuple[Sampled, Sampled]:
@@ -29,16 +30,16 @@ def test_a15_followed_and_plain_answers_are_the_same(database: Database, engine_
         prompt = as_ids([3, 1, 4, 1, 5])
         try:
             plain = await engines.sample("plain", prompt, params, "a")
-            return plain, await engines.sample("followed", prompt, params, "a", told.append)
+            return plain, await engines.sample("followed", prompt, params, "a", emitted.append)
         finally:
             await engines.close()
             store.close()
 
     plain, followed = asyncio.run(ask())
     assert (followed.ids, followed.versions) == (plain.ids, plain.versions)
-    # Prompt tokens that were cached are not computed again: the same numbers, rounded otherwise.
+    # The second request reuses cached prompt tokens: the same numbers, rounded differently.
     assert followed.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
     assert followed.finish_reason == plain.finish_reason
-    assert len(told) > 1
-    assert told[-1] == plain.ids
-    assert all(ids == plain.ids[: len(ids)] for ids in told)
+    assert len(emitted) > 1
+    assert emitted[-1] == plain.ids
+    assert all(ids == plain.ids[: len(ids)] for ids in emitted)

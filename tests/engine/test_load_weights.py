@@ -1,4 +1,4 @@
-"""Reading and fusing weights, and refusing what the engine does not compute."""
+"""Reading and fusing weights, and refusing unsupported variants."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_wrong_tensors_are_named(reference: tuple[Path, Qwen3ForCausalLM], chang
         ({"hidden_size": None}, "hidden_size"),
     ],
 )
-def test_variants_it_does_not_compute(
+def test_unsupported_variants_are_refused(
     reference: tuple[Path, Qwen3ForCausalLM], tmp_path: Path, change: dict[str, object], reason: str
 ) -> None:
     config = json.loads((reference[0] / "config.json").read_text()) | change

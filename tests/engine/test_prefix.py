@@ -1,4 +1,4 @@
-"""The prefix cache gives back exactly what was stored for exactly that prefix, within its bound."""
+"""The prefix cache returns exactly what was stored for a prefix, and stays within its limit."""
 
 import torch
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ def make_cache(blocks: int) -> PrefixCache:
 
 
 def kv_of(tokens: list[int]) -> torch.Tensor:
-    """A row whose KV at each position is a function of the tokens up to it, as in a model."""
+    """Return a row whose KV at each position is a function of the tokens up to it, as in a model."""
     row = torch.zeros(SHAPE.layers, 2, SHAPE.kv_heads, CAPACITY, SHAPE.head_dim)
     state = 0
     for position, token in enumerate(tokens):
@@ -38,7 +38,7 @@ def common_blocks(one: list[int], other: list[int]) -> int:
     return count // BLOCK
 
 
-# Sequences made of few different blocks, so that paths share, branch and repeat.
+# Sequences of few different blocks, so that paths share, branch and repeat.
 sequences = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=7).map(
     lambda kinds: [kind for kind in kinds for _ in range(BLOCK)]
 )

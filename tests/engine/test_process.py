@@ -1,4 +1,4 @@
-"""The engine as a process: it ends with its parent, keeps what was sampled, and refuses a bad boot file."""
+"""The engine as a process: it exits with its parent, keeps what was sampled, and refuses a bad boot file."""
 
 import os
 import signal
@@ -25,14 +25,14 @@ time.sleep(600)
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def test_ends_when_its_parent_is_killed(reference: tuple[Path, Qwen3ForCausalLM], tmp_path: Path) -> None:
+def test_exits_when_its_parent_is_killed(reference: tuple[Path, Qwen3ForCausalLM], tmp_path: Path) -> None:
     port, file = free_port(), tmp_path / "boot.json"
     file.write_text(EngineBoot(model_path=str(reference[0]), port=port, epoch=1).model_dump_json())
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(file)], stdout=subprocess.PIPE, text=True)
@@ -76,7 +76,7 @@ def test_unknown_dtype_and_device(reference: tuple[Path, Qwen3ForCausalLM], dtyp
         read_model(reference[0], context_tokens=64, dtype=dtype, device=device)
 
 
-def test_a_boot_that_cannot_work_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unusable_boot_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "boot.json"
     file.write_text(EngineBoot(model_path="/nowhere", port=free_port(), epoch=1).model_dump_json())
     command = [sys.executable, "-m", "gpu_workers.engine", "--boot", str(file)]

@@ -1,4 +1,4 @@
-"""Weights pulled with Mooncake from another process: swapped without dropping anyone, fenced, idempotent."""
+"""Weights pulled with Mooncake from another process: no request is dropped, stale commands are fenced."""
 
 import signal
 import time
@@ -27,7 +27,7 @@ EPOCH = 4
 def engine(
     reference: tuple[Path, Qwen3ForCausalLM], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EngineUnderTest]:
-    """An engine that serves version 1, which it read from disk."""
+    """Run an engine that serves version 1, which it read from disk."""
     port = free_port()
     boot = EngineBoot(model_path=str(reference[0]), port=port, epoch=EPOCH, weight_version=1)
     process = start_engine(tmp_path_factory.mktemp("publication"), boot)
@@ -65,7 +65,7 @@ def refused(response: httpx.Response, status: int) -> str:
 
 
 def expose(source: WeightSource, tensors: dict[str, Tensor], engine: EngineUnderTest) -> WeightsReference:
-    """The tensors under the version after the served one; the copy before is superseded."""
+    """Expose the tensors as the version after the served one."""
     return source.expose(tensors, info(engine).weight_version + 1)
 
 

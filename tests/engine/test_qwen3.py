@@ -1,4 +1,4 @@
-"""The forward pass against transformers, float32: 1e-4 on logits of order 10."""
+"""The forward pass against transformers in float32: within 1e-4 on logits of order 10."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_variants(tmp_path: Path, changes: dict[str, object]) -> None:
     assert_close(variant.decode(cache.data, [0], random_ids(30)[29:], [29])[0], expected[29])
 
 
-def test_growth_keeps_what_is_cached(model: Model, reference: tuple[Path, Qwen3ForCausalLM]) -> None:
+def test_growth_keeps_cached_tokens(model: Model, reference: tuple[Path, Qwen3ForCausalLM]) -> None:
     ids, cache = random_ids(300), make_cache(model, 1, 10)
     model.prefill(cache.row(0), ids[:200], 0)
     cache.reserve([200, 0, 0], 300)
@@ -86,7 +86,7 @@ def test_growth_keeps_what_is_cached(model: Model, reference: tuple[Path, Qwen3F
     assert_close(logits[0], expected_logits(reference[1], ids)[-1])
 
 
-def test_bfloat16_stays_near(reference: tuple[Path, Qwen3ForCausalLM]) -> None:
+def test_bfloat16_stays_close(reference: tuple[Path, Qwen3ForCausalLM]) -> None:
     half = read_model(reference[0], context_tokens=64, dtype="bfloat16", device="cpu")
     cache = make_cache(half, 1, 30)
     logits = half.prefill(cache.row(0), random_ids(30), 0)[0].float()

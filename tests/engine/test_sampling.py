@@ -62,7 +62,7 @@ def test_token_is_allowed_and_logprob_is_before_truncation(which: Draw, seed: in
 
 
 def test_distribution_is_the_softmax() -> None:
-    """Chi-square over positions and over seeds; the 0.9999 quantile at 11 degrees of freedom is 37.4."""
+    """Chi-square test over positions and seeds; at 11 degrees of freedom the 0.9999 quantile is 37.4."""
     count, logits = 20_000, row(1)
     expected = torch.softmax(logits / 1.3, -1) * count
     for vary in ("position", "seed"):
@@ -84,7 +84,7 @@ def test_neighbouring_positions_are_independent() -> None:
 
 
 def test_noise_is_splitmix64() -> None:
-    """Against a plain-integer reference of the published generator."""
+    """Compare with a plain-integer reference of the published generator."""
 
     def mix(z: int) -> int:
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64

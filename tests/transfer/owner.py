@@ -1,4 +1,4 @@
-"""A process that exposes weights: one JSON command a line, one JSON answer a line."""
+"""A process that exposes weights: one JSON command per line, one JSON answer per line."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Pulls between two real processes: equal bytes, and every way in which a copy may be wrong is found."""
+"""Pulls between two real processes: the bytes are equal, and every kind of wrong copy is found."""
 
 import json
 import signal
@@ -17,6 +17,8 @@ from tests.transfer.owner import weights
 
 
 class Owner:
+    """A process that exposes weights, driven by commands."""
+
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.transfer.owner"]
         self.process = subprocess.Popen(
@@ -85,7 +87,7 @@ def test_another_version_at_the_address_is_found(owner: Owner, reader: WeightRea
         reader.pull(reference.model_copy(update={"sha256": payload_sha256(weights(2))}))
 
 
-def test_a_released_copy_is_refused_and_its_memory_used_again(owner: Owner, reader: WeightReader) -> None:
+def test_a_released_copy_is_refused_and_its_memory_reused(owner: Owner, reader: WeightReader) -> None:
     first = owner.expose(1)
     owner.ask("release", 1)
     with pytest.raises(TransferFailed, match="released"):
@@ -105,7 +107,7 @@ def test_a_copy_released_long_ago_is_refused(owner: Owner, reader: WeightReader)
         reader.pull(first)
 
 
-def test_a_silent_peer_is_left_after_the_bound(owner: Owner, reader: WeightReader) -> None:
+def test_a_silent_peer_is_given_up_after_the_timeout(owner: Owner, reader: WeightReader) -> None:
     reference = owner.expose(1)
     owner.process.send_signal(signal.SIGSTOP)
     with pytest.raises(TransferFailed, match=r"silent for 0\.5 s"):
