@@ -47,7 +47,7 @@ async def supervise(boot: CellBoot) -> None:
 
 
 async def _run_incarnation(boot: CellBoot, database: Database, temporal: Client, stop: asyncio.Event) -> bool:
-    """Return True if the cell served before the incarnation ended."""
+    """Run one incarnation until it ends. Returns True if the cell served."""
     epoch, config = await asyncio.to_thread(_mint_epoch, boot, database)
     incarnation = CellIncarnation(boot, config, database, epoch)
     try:

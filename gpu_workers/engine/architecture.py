@@ -33,13 +33,8 @@ class Architecture:
         }
         if not self.tied_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, self.hidden)
-        for index in range(self.layers):
-            shapes |= {f"model.layers.{index}.{k}": v for k, v in self._layer_shapes().items()}
-        return shapes
-
-    def _layer_shapes(self) -> dict[str, tuple[int, ...]]:
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
+        layer_shapes = {
             "input_layernorm.weight": (self.hidden,),
             "post_attention_layernorm.weight": (self.hidden,),
             "self_attn.q_proj.weight": (query, self.hidden),
@@ -52,6 +47,9 @@ class Architecture:
             "mlp.up_proj.weight": (self.intermediate, self.hidden),
             "mlp.down_proj.weight": (self.hidden, self.intermediate),
         }
+        for index in range(self.layers):
+            shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes.items()}
+        return shapes
 
 
 def read_architecture(model_path: Path) -> Architecture:

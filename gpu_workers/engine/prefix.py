@@ -104,7 +104,7 @@ class PrefixCache:
         return [block for _, block in path]
 
     def _take_slot(self) -> int:
-        """Return a free slot of the pool, which grows up to its limit; then evict the oldest block."""
+        """Return a free slot. Grows the pool up to its limit, then evicts the oldest block."""
         old = len(self._pool)
         if not self._free and old < self.max_blocks:
             new = min(max(2 * old, _FIRST_BLOCKS), self.max_blocks)

@@ -54,7 +54,7 @@ class Publication:
         }
 
     def _serves(self, request: PullWeights) -> bool:
-        """Return whether the announced weights are served. Raises Fenced if they must not become so."""
+        """Return whether the announced weights are served. Raises Fenced for older or conflicting ones."""
         wanted, served = request.reference, self._scheduler.version
         if wanted.version < served:
             raise Fenced(f"version {wanted.version} is older than the served version {served}")

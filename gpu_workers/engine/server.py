@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 
 from gpu_workers.engine.build import build_scheduler
@@ -178,7 +178,7 @@ class EngineServer:
         return JSONResponse(found.model_dump())
 
     async def metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._metrics), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(generate_latest(self._metrics), media_type="text/plain")
 
 
 def create_app(server: EngineServer) -> FastAPI:

@@ -52,7 +52,7 @@ def test_exits_when_its_parent_is_killed(reference: tuple[Path, Qwen3ForCausalLM
         pytest.fail("the engine outlived its parent")
 
 
-def test_terminate_answers_with_what_was_sampled(
+def test_sigterm_answers_with_the_tokens_sampled_so_far(
     reference: tuple[Path, Qwen3ForCausalLM], tmp_path: Path
 ) -> None:
     port = free_port()

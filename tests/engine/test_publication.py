@@ -98,7 +98,7 @@ def test_running_request_survives(
     assert meta.mixed_kv_tokens == (later if mode == "in_place" else 0)
 
 
-def test_new_weights_answer_and_the_same_version_again_is_free(
+def test_new_weights_answer_and_a_repeated_pull_is_free(
     engine: EngineUnderTest, source: WeightSource, other: dict[str, Tensor], other_path: Path
 ) -> None:
     reference = expose(source, other, engine)

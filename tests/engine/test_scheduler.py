@@ -244,7 +244,7 @@ def test_every_request_accepted_during_a_failure_ends(driver: SchedulerDriver) -
         driver.scheduler.flush_cache().result(timeout=60)
 
 
-def test_a_stop_leaves_no_request_without_an_end(driver: SchedulerDriver) -> None:
+def test_stop_ends_every_request(driver: SchedulerDriver) -> None:
     accepted = [driver.ask(prompt_of(10), max_new_tokens=1900)]
     stopping = threading.Thread(target=driver.scheduler.stop)
     stopping.start()
