@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path as FilePath
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -35,7 +35,7 @@ with warnings.catch_warnings():
     # Megatron warns of optional packages that a CPU has no use for.
     warnings.simplefilter("ignore")
     from benchmarks.tree_flat import SegmentAttention
-    from gpu_workers.trainer.data import Path
+    from gpu_workers.trainer.data import TargetPath
     from gpu_workers.trainer.ranks import Ranks
     from gpu_workers.trainer.replica import Replica
 
@@ -197,7 +197,7 @@ def _row(case: Case, tree: Replica, flat: Replica, repeats: int) -> dict[str, An
     return row
 
 
-def paths_of(case: Case) -> list[Path]:
+def paths_of(case: Case) -> list[TargetPath]:
     """The same at every call."""
     rng = np.random.default_rng(SEED)
     return [
@@ -207,7 +207,7 @@ def paths_of(case: Case) -> list[Path]:
     ]
 
 
-def separate(paths: Sequence[Path]) -> list[Path]:
+def separate(paths: Sequence[TargetPath]) -> list[TargetPath]:
     """Nothing shared, and each path an execution of its own, so that it is packed wherever it fits."""
     return [
         replace(path, execution_id=f"{i:04}", segments=[(f"{i}", len(path.tokens) - 1)])
@@ -215,7 +215,7 @@ def separate(paths: Sequence[Path]) -> list[Path]:
     ]
 
 
-def micro_steps(paths: Sequence[Path]) -> list[list[Path]]:
+def micro_steps(paths: Sequence[TargetPath]) -> list[list[TargetPath]]:
     """As the product packs them where nothing is clipped."""
     items = [Item(f"{i:04}", path.execution_id, path.segments) for i, path in enumerate(paths)]
     steps = pack(items, budget=BUDGET, scored=())
@@ -241,7 +241,7 @@ def work_of(layouts: Sequence[Layout], num_targets: int) -> Work:
     )
 
 
-def _seconds(replica: Replica, steps: Sequence[Sequence[Path]]) -> float:
+def _seconds(replica: Replica, steps: Sequence[Sequence[TargetPath]]) -> float:
     replica.begin()
     started = perf_counter()
     for step in steps:
@@ -271,12 +271,12 @@ def _measure_peak(sender: Connection, case: Case, flat: bool) -> None:
     _seconds(replica, [separate(paths_of(QUICK_CASES[0]))])  # what is allocated once and for all
     tokens, fullest = max(((_num_tokens(step), step) for step in steps), key=lambda pair: pair[0])
     before = psutil.Process().memory_info().rss
-    FilePath("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     _seconds(replica, [fullest])
-    _, _, peak = FilePath("/proc/self/status").read_text().partition("VmHWM:")
+    _, _, peak = Path("/proc/self/status").read_text().partition("VmHWM:")
     targets = sum(len(path.targets) for path in fullest)
     sender.send({"bytes": int(peak.split()[0]) * 1024 - before, "tokens": tokens, "targets": targets})
 
 
-def _num_tokens(step: Sequence[Path]) -> int:
+def _num_tokens(step: Sequence[TargetPath]) -> int:
     return lay_out([path.segments for path in step]).num_tokens

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_workers.trainer.data import Path
+from gpu_workers.trainer.data import TargetPath
 from gyre.trajectory.extraction import ExtractionNode, extract
 from gyre.trajectory.layout import head, segments_to
 
@@ -68,12 +68,12 @@ def _extend(
 
 def sample(
     rng: np.random.Generator, nodes: Sequence[ExtractionNode], execution: str, vocab_size: int
-) -> list[Path]:
+) -> list[TargetPath]:
     """All trajectories of the tree, with random tokens."""
     by_id = {node.id: node for node in nodes}
     ids = {node.id: rng.integers(0, vocab_size, node.num_tokens) for node in nodes}
     found = extract(nodes, max_paths=len(nodes), seed=execution)
-    paths = list[Path]()
+    paths = list[TargetPath]()
     for path in found:
         segments = segments_to(path.leaf_id, by_id)
         spans = [(by_id[name].position, by_id[name].num_tokens) for name in path.target_ids]
@@ -81,7 +81,7 @@ def sample(
         end = int(targets[-1]) + 1
         named = [(f"{execution}/{name}", count) for name, count in segments]
         paths.append(
-            Path(
+            TargetPath(
                 execution_id=execution,
                 advantage=1.0,
                 num_execution_targets=sum(each.num_targets for each in found),

@@ -13,7 +13,7 @@ from db.object_store import BlobStore
 from db.session import connect
 from db.training import Claimant
 from gpu_workers.trainer.device import resolve
-from gpu_workers.trainer.model import check_architecture
+from gpu_workers.trainer.megatron_model import check_architecture
 from gpu_workers.trainer.ranks import Ranks, ending_at_once
 from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.server import CommandServer

@@ -11,7 +11,7 @@ from db import training
 from db.models import BatchExecutionRow, MicroStepRow
 from db.session import Database, transaction
 from db.training import Claimant
-from gpu_workers.trainer.data import Path, assemble
+from gpu_workers.trainer.data import TargetPath, assemble
 from gpu_workers.trainer.loss import Totals, keeps
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica, StepResult, Sums
@@ -70,7 +70,7 @@ class BatchRunner:
 
     def _round(self, work: BatchWork, kind: MicroStepKind) -> bool:
         """One micro-step for each replica; False when none was open."""
-        claimed: list[tuple[MicroStepRow, list[Path]]] = []
+        claimed: list[tuple[MicroStepRow, list[TargetPath]]] = []
         with transaction(self._database) as session:
             while len(claimed) < self._ranks.data_parallel:
                 step = training.claim_micro_step(session, work.batch, kind, self._claimant)
@@ -87,9 +87,11 @@ class BatchRunner:
             (work.scored if kind == MicroStepKind.SCORE else work.results)[step.index] = result
         return True
 
-    def _compute(self, work: BatchWork, kind: MicroStepKind, paths: list[list[Path]]) -> list[StepResult]:
+    def _compute(
+        self, work: BatchWork, kind: MicroStepKind, paths: list[list[TargetPath]]
+    ) -> list[StepResult]:
         temperature, section = self._config.sampling.temperature, self._config.loss
-        idle: list[list[Path]] = [[] for _ in range(self._ranks.data_parallel - len(paths))]
+        idle: list[list[TargetPath]] = [[] for _ in range(self._ranks.data_parallel - len(paths))]
         if kind == MicroStepKind.SCORE:
             arguments: list[tuple[Any, ...]] = [(part, section, temperature) for part in paths + idle]
             return self._ranks.spread(self._replica, "score", arguments)
@@ -108,7 +110,7 @@ class BatchRunner:
 
 def load_paths(
     session: Any, step: MicroStepRow, executions: dict[str, BatchExecutionRow], section: LossSection
-) -> list[Path]:
+) -> list[TargetPath]:
     """The micro-step's paths that can have a gradient."""
     rows = [row for row in training.trajectories_of(session, step.trajectory_ids) if row.num_targets > 0]
     rows = [row for row in rows if section.trains(executions[row.execution_id].advantage)]
@@ -116,7 +118,7 @@ def load_paths(
     return [assemble(row, nodes, executions[row.execution_id]) for row in rows]
 
 
-def needing_gradient(paths: Sequence[Path], known: Sums, section: LossSection) -> list[Path]:
+def needing_gradient(paths: Sequence[TargetPath], known: Sums, section: LossSection) -> list[TargetPath]:
     """Drop what scoring already clipped, unless other terms of the loss need it. Raises TrainerFailed for an
     execution that may be clipped, is here in part only and was not scored as a whole."""
     here: dict[str, int] = defaultdict(int)

@@ -14,8 +14,8 @@ from db import training
 from db.object_store import BlobStore
 from db.session import Database, transaction
 from db.training import StoredVersion
-from gpu_workers.trainer.model import DTYPES
-from gpu_workers.trainer.weights import read_safetensors, select_weights
+from gpu_workers.trainer.hf_weights import read_safetensors, select_weights
+from gpu_workers.trainer.megatron_model import DTYPES
 from gpu_workers.transfer import payload_sha256
 
 

@@ -8,14 +8,14 @@ import torch
 from numpy.typing import NDArray
 
 from db.models import BatchExecutionRow, TrajectoryRow, TreeNodeRow
-from gpu_workers.trainer.model import Row
+from gpu_workers.trainer.megatron_model import PackedTokens
 from gyre.contracts.errors import TrainingImpossible
 from gyre.contracts.lifecycle import NodeKind
 from gyre.trajectory.layout import Segments, head, lay_out, segments_to
 
 
 @dataclass(frozen=True)
-class Path:
+class TargetPath:
     """One trajectory, ready to train: ``tokens`` up to the last target, ``targets`` positions in them."""
 
     execution_id: str
@@ -31,10 +31,10 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedForest:
     """A micro-step's paths in one row. ``owner`` [T] indexes ``executions``, in first-seen order."""
 
-    row: Row
+    row: PackedTokens
     behaviour: torch.Tensor
     owner: torch.Tensor
     executions: list[str]
@@ -44,7 +44,7 @@ class Packed:
 
 def assemble(
     trajectory: TrajectoryRow, nodes: Mapping[str, TreeNodeRow], execution: BatchExecutionRow
-) -> Path:
+) -> TargetPath:
     """The path from the root to the trajectory's leaf. Raises TrainingImpossible if the rows disagree."""
     path = segments_to(trajectory.leaf_node_id, nodes)
     wanted = set(trajectory.target_node_ids)
@@ -59,7 +59,7 @@ def assemble(
     if start != trajectory.num_tokens or len(positions) != trajectory.num_targets or 0 in positions:
         raise TrainingImpossible(f"{trajectory.id} does not have the tokens and targets that its row names")
     end = int(positions[-1]) + 1 if len(positions) else 0  # what follows the last target predicts nothing
-    return Path(
+    return TargetPath(
         execution_id=trajectory.execution_id,
         advantage=execution.advantage,
         num_execution_targets=execution.num_targets,
@@ -79,7 +79,7 @@ def _logprobs(node: TreeNodeRow, cut: int) -> NDArray[np.float32]:
     return logprobs
 
 
-def pack(paths: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Packed:
+def pack(paths: Sequence[TargetPath], device: torch.device, dtype: torch.dtype) -> PackedForest:
     """One row in which what paths share is computed once. A path's last token predicts nothing and is left
     out; a target's logits come from the row of the token before it on its own path."""
     layout = lay_out([path.segments for path in paths])
@@ -90,14 +90,14 @@ def pack(paths: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Pac
     first = {path.execution_id: path for path in reversed(paths)}
     owner = [np.full(len(path.targets), executions.index(path.execution_id)) for path in paths]
     predicting = [rows[path.targets - 1] for path, rows in zip(paths, layout.rows, strict=True)]
-    row = Row(
+    row = PackedTokens(
         tokens=_tensor(tokens[0], device),
         positions=_tensor(tokens[1], device),
         layout=layout,
         rows=_tensor(np.concatenate(predicting), device),
         targets=_tensor(np.concatenate([path.tokens[path.targets] for path in paths]), device),
     )
-    return Packed(
+    return PackedForest(
         row=row,
         behaviour=_tensor(np.concatenate([path.behaviour for path in paths]), device).to(dtype),
         owner=_tensor(np.concatenate(owner), device),

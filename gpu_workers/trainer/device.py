@@ -3,7 +3,7 @@
 Megatron Core 0.16 asks ``torch.cuda.current_device()`` where to allocate gradient buffers, and raises
 on a machine without CUDA. ``megatron_allocates_on`` answers for it while a model is built; nothing is
 patched at import time, and nothing stays patched. The stock core attention forks the CUDA random
-number tracker and the stock rotary embedding moves its table to CUDA: model.py replaces both, on every
+number tracker and the stock rotary embedding moves its table to CUDA: megatron_model.py replaces both, on every
 device, for reasons of its own. Megatron's optimizers allocate on ``'cuda'``; optimizer.py is one AdamW
 over ``main_grad`` for every device.
 """

@@ -13,14 +13,14 @@ ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredTargets:
     """``logprobs`` and ``entropy`` (nats), both [T] with a graph."""
 
     logprobs: Tensor
     entropy: Tensor
 
 
-def score_targets(logits: Tensor, targets: Tensor, temperature: float, vocab_size: int) -> Scored:
+def score_targets(logits: Tensor, targets: Tensor, temperature: float, vocab_size: int) -> ScoredTargets:
     """log softmax(logits / temperature) at ``targets`` and that distribution's entropy, in float32 or better.
 
     ``logits`` [T, V / tp] of this rank, whose columns from ``vocab_size`` on are padding; ``targets`` [T]
@@ -29,7 +29,7 @@ def score_targets(logits: Tensor, targets: Tensor, temperature: float, vocab_siz
     first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
     real = logits[:, : max(0, vocab_size - first)]
     found: Any = _Score.apply(real, targets - first, temperature)
-    return Scored(*found)
+    return ScoredTargets(*found)
 
 
 class _Score(torch.autograd.Function):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import device as Device
 
-from gpu_workers.trainer import letters
+from gpu_workers.trainer import store_messages
 from gpu_workers.trainer.device import collective_backend
 from gyre.contracts.errors import GyreError
 
@@ -86,7 +86,7 @@ class Ranks:
         number, self._next = self._next, self._next + 1
         sent = [f"command/{number}/{replica}" for replica in range(self.data_parallel)]
         for key, given in zip(sent, arguments, strict=True):
-            letters.send(self._store, key, (method, given))
+            store_messages.send(self._store, key, (method, given))
         refusal: GyreError | None = None
         try:
             own = _Outcome(getattr(target, method)(*arguments[0]))
@@ -96,7 +96,7 @@ class Ranks:
             raise SystemExit(f"rank 0: {method}: {type(error).__name__}: {error}") from error
         limit = ANSWER if refusal is None else REFUSAL
         outcomes = [own, *(self._answer(number, rank, limit) for rank in range(1, self.world_size))]
-        letters.forget(self._store, sent)
+        store_messages.forget(self._store, sent)
         _check_in_step(method, outcomes)
         if refusal is not None:
             raise refusal
@@ -114,9 +114,9 @@ class Ranks:
                 outcome = _Outcome(refusal=str(error))
             except Exception as error:
                 sentence = f"rank {self.rank}: {method}: {type(error).__name__}: {error}"
-                letters.send(self._store, key, sentence)  # rank 0 may be waiting here already
+                store_messages.send(self._store, key, sentence)  # rank 0 may be waiting here already
                 raise SystemExit(sentence) from error
-            letters.send(self._store, key, outcome)
+            store_messages.send(self._store, key, outcome)
 
     def _wait(self, key: str) -> Any:
         while True:
@@ -126,7 +126,7 @@ class Ranks:
                 continue
             except dist.DistNetworkError as error:
                 raise SystemExit(f"rank {self.rank}: rank 0 is gone: {error}") from None
-            return letters.receive(self._store, key)
+            return store_messages.receive(self._store, key)
 
     def _answer(self, number: int, rank: int, limit: timedelta) -> _Outcome:
         key = f"answer/{number}/{rank}"
@@ -134,8 +134,8 @@ class Ranks:
             self._store.wait([key], limit)
         except dist.DistStoreError:
             raise SystemExit(f"rank {rank} did not answer within {limit}") from None
-        found: _Outcome | str = letters.receive(self._store, key)
-        letters.forget(self._store, [key])
+        found: _Outcome | str = store_messages.receive(self._store, key)
+        store_messages.forget(self._store, [key])
         if isinstance(found, str):
             raise SystemExit(found)
         return found

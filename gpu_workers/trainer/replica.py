@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config
 
-from gpu_workers.trainer import loss, weights
-from gpu_workers.trainer.data import Packed, Path, pack
+from gpu_workers.trainer import hf_weights, loss
+from gpu_workers.trainer.data import PackedForest, TargetPath, pack
 from gpu_workers.trainer.device import megatron_allocates_on
-from gpu_workers.trainer.logprobs import Scored, score_targets
-from gpu_workers.trainer.model import DTYPES, PolicyModel
+from gpu_workers.trainer.logprobs import ScoredTargets, score_targets
+from gpu_workers.trainer.megatron_model import DTYPES, PolicyModel
 from gpu_workers.trainer.optimizer import MainGradAdamW
 from gpu_workers.transfer import payload_sha256
 from gyre.contracts.errors import TrainingImpossible
@@ -73,7 +73,7 @@ class Replica:
 
     def load(self, weights_file: str, optimizer_file: str | None) -> None:
         """Take weights and optimizer state from files in Hugging Face names; no state file: start afresh."""
-        self._set_weights(weights.select_weights(self._hf, load_file(weights_file), self._dtype))
+        self._set_weights(hf_weights.select_weights(self._hf, load_file(weights_file), self._dtype))
         state, steps = _read_optimizer(optimizer_file)
         self._optimizer.load({kind: self._shard(named) for kind, named in state.items()}, steps)
 
@@ -87,7 +87,7 @@ class Replica:
         """Forget the gradient sum."""
         self._ddp.zero_grad_buffer()
 
-    def score(self, paths: Sequence[Path], section: LossSection, temperature: float) -> StepResult:
+    def score(self, paths: Sequence[TargetPath], section: LossSection, temperature: float) -> StepResult:
         """Forward only: the sums that keep_i of an execution in several micro-steps needs."""
         if not paths:
             return StepResult()
@@ -101,7 +101,7 @@ class Replica:
         )
 
     def accumulate(
-        self, paths: Sequence[Path], known: Sums, section: LossSection, temperature: float
+        self, paths: Sequence[TargetPath], known: Sums, section: LossSection, temperature: float
     ) -> StepResult:
         """Add a micro-step's un-normalised gradient. ``known`` holds whole-execution sums from scoring."""
         if not paths:
@@ -172,16 +172,16 @@ class Replica:
     def _reduce(self) -> None:
         finalize_model_grads([self._ddp])
 
-    def _pack(self, paths: Sequence[Path]) -> Packed:
+    def _pack(self, paths: Sequence[TargetPath]) -> PackedForest:
         return pack(paths, self._device, torch.promote_types(self._dtype, torch.float32))
 
-    def _forward(self, packed: Packed, temperature: float) -> Scored:
+    def _forward(self, packed: PackedForest, temperature: float) -> ScoredTargets:
         return score_targets(self._ddp(packed.row), packed.row.targets, temperature, self._hf.vocab_size)
 
     def _global_norm(self) -> float:
         """Over the tensor-parallel ranks; what every rank holds alike is counted once."""
         first = parallel_state.get_tensor_model_parallel_rank() == 0
-        own = [p for name, p in self._parameters.items() if first or weights.is_sharded(name)]
+        own = [p for name, p in self._parameters.items() if first or hf_weights.is_sharded(name)]
         total = sum((p.main_grad.double().square().sum() for p in own), torch.zeros((), dtype=torch.float64))
         total = total.to(self._device)
         torch.distributed.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
@@ -190,7 +190,7 @@ class Replica:
     def _shard(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         rank = parallel_state.get_tensor_model_parallel_rank()
         size = parallel_state.get_tensor_model_parallel_world_size()
-        return weights.to_shard(self._hf, named, rank, size)
+        return hf_weights.to_shard(self._hf, named, rank, size)
 
     def _whole(self, shard: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """On the CPU of rank 0; a tensor at a time, because all of them would not fit beside the model."""
@@ -203,24 +203,24 @@ class Replica:
             if torch.distributed.get_rank() == 0:
                 for own, part in zip(shards, parts, strict=True):
                     own[name] = part.cpu()
-        return weights.from_shards(self._hf, shards) if shards[0] else None
+        return hf_weights.from_shards(self._hf, shards) if shards[0] else None
 
 
-def _sums(packed: Packed, scored: Scored) -> Sums:
+def _sums(packed: PackedForest, scored: ScoredTargets) -> Sums:
     """Of the targets that are here."""
     log_ratio = scored.logprobs.detach() - packed.behaviour
     total, count = loss.execution_sums(log_ratio, packed.owner, len(packed.executions))
     return dict(zip(packed.executions, zip(total.tolist(), count.tolist(), strict=True), strict=True))
 
 
-def _totals(packed: Packed, scored: Scored, known: Sums, section: LossSection) -> loss.Totals:
+def _totals(packed: PackedForest, scored: ScoredTargets, known: Sums, section: LossSection) -> loss.Totals:
     """Of executions that are not ``known``: the others were counted as a whole when they were scored."""
     new = torch.tensor([name not in known for name in packed.executions], device=packed.owner.device)
     given = (scored.logprobs, packed.behaviour, scored.entropy)
     return loss.totals(*given, new[packed.owner], section.weight_cap)
 
 
-def _num_path_tokens(packed: Packed) -> int:
+def _num_path_tokens(packed: PackedForest) -> int:
     return sum(len(rows) for rows in packed.row.layout.rows)
 
 

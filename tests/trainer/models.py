@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import TargetPath
 
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from gpu_workers.trainer.data import Path
+from gpu_workers.trainer.data import TargetPath
 from gyre.trajectory.extraction import ExtractionNode, extract
 from gyre.trajectory.layout import head, segments_to
 
@@ -39,7 +39,7 @@ def make_model(hf: Qwen3Config, dtype: torch.dtype = torch.float32) -> Qwen3ForC
     return model.to(dtype).eval()
 
 
-def save_model(hf: Qwen3Config, folder: FilePath, dtype: torch.dtype = torch.float32) -> FilePath:
+def save_model(hf: Qwen3Config, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     make_model(hf, dtype).save_pretrained(folder)
     return folder
 
@@ -51,11 +51,11 @@ def random_path(
     advantage: float = 1.0,
     length: int = 20,
     num_targets: int | None = None,
-) -> Path:
+) -> TargetPath:
     """A path whose later half are targets, sampled by nobody in particular."""
     rng = np.random.default_rng(seed)
     targets = np.arange(length // 2, length)
-    return Path(
+    return TargetPath(
         execution_id=execution,
         advantage=advantage,
         num_execution_targets=num_targets or len(targets),
@@ -88,13 +88,13 @@ def random_nodes(rng: np.random.Generator, count: int, max_tokens: int = 9) -> l
 
 def paths_of(
     nodes: Sequence[ExtractionNode], rng: np.random.Generator, execution: str = "e", advantage: float = 1.0
-) -> list[Path]:
+) -> list[TargetPath]:
     """Every trajectory that extraction finds, with tokens and log-probabilities sampled by nobody."""
     by_id = {node.id: node for node in nodes}
     ids = {node.id: rng.integers(0, 61, node.num_tokens) for node in nodes}
     logprobs = {node.id: rng.uniform(-6, -3, node.num_tokens).astype(np.float32) for node in nodes}
     found = extract(nodes, max_paths=len(nodes), seed=execution)
-    paths = list[Path]()
+    paths = list[TargetPath]()
     for path in found:
         segments = segments_to(path.leaf_id, by_id)
         places = [by_id[name].position + np.arange(by_id[name].num_tokens) for name in path.target_ids]
@@ -102,7 +102,7 @@ def paths_of(
         end = int(targets[-1]) + 1
         named = [(f"{execution}/{name}", count) for name, count in segments]
         paths.append(
-            Path(
+            TargetPath(
                 execution_id=execution,
                 advantage=advantage,
                 num_execution_targets=sum(each.num_targets for each in found),
@@ -115,6 +115,6 @@ def paths_of(
     return paths
 
 
-def apart(paths: Sequence[Path]) -> list[Path]:
+def apart(paths: Sequence[TargetPath]) -> list[TargetPath]:
     """The same paths with nothing shared: flat training."""
     return [replace(path, segments=[(f"apart/{i}", len(path.tokens) - 1)]) for i, path in enumerate(paths)]

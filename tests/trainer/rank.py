@@ -1,12 +1,12 @@
 """One rank of a replica that trains on fixed paths; rank 0 writes the weights that result."""
 
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from gpu_workers.trainer.data import Path
+from gpu_workers.trainer.data import TargetPath
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection, OptimizerSection
@@ -42,7 +42,7 @@ def train(
     return {**named, **moments, "norms": torch.tensor(norms, dtype=torch.float64)}
 
 
-def step_paths(update: int, index: int) -> list[Path]:
+def step_paths(update: int, index: int) -> list[TargetPath]:
     """An execution with a tree of paths, and one with a path alone."""
     seed = 100 * update + 10 * index
     rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def step_paths(update: int, index: int) -> list[Path]:
     ]
 
 
-def main(rank: int, rendezvous: str, tensor_parallel: int, tied: bool, dtype: str, folder: FilePath) -> None:
+def main(rank: int, rendezvous: str, tensor_parallel: int, tied: bool, dtype: str, folder: Path) -> None:
     ranks = Ranks(rank, 2, rendezvous, tensor_parallel, torch.device("cpu"))
     result = train(ranks, f"{folder}/model.safetensors", tied=tied, dtype=dtype)
     save_file(result, folder / "result.safetensors")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import TargetPath
 from typing import Any
 
 import numpy as np
@@ -178,20 +178,20 @@ def pull(run: Run, engine: EngineUnderTest, database: Database, version: int) ->
     assert reference.sha256 == stored.sha256
 
 
-def sample(engine: EngineUnderTest) -> list[data.Path]:
+def sample(engine: EngineUnderTest) -> list[data.TargetPath]:
     """Answers as paths: the sampled tokens are targets, with the engine's log-probabilities."""
-    paths = list[data.Path]()
+    paths = list[data.TargetPath]()
     for seed in range(ANSWERS):
         prompt = [(seed + 5 * i) % VOCAB for i in range(PROMPT)]
         answer = engine.generate(prompt, seed=seed, max_new_tokens=TOKENS)
         targets = np.arange(PROMPT, PROMPT + TOKENS)
         tokens, logprobs = np.array(prompt + answer.ids), np.array(answer.logprobs, np.float32)
         segments = [(f"e{seed}", len(tokens) - 1)]
-        paths.append(data.Path(f"e{seed}", 1.0, TOKENS, tokens, targets, logprobs, segments))
+        paths.append(data.TargetPath(f"e{seed}", 1.0, TOKENS, tokens, targets, logprobs, segments))
     return paths
 
 
-def gaps(replica: Replica, paths: list[data.Path]) -> np.ndarray:
+def gaps(replica: Replica, paths: list[data.TargetPath]) -> np.ndarray:
     """log pi_trainer - log pi_engine of each target."""
     packed = data.pack(paths, CPU, torch.float32)
     return (replica._forward(packed, 1.0).logprobs.detach() - packed.behaviour).double().numpy()

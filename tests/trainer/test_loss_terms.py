@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_workers.trainer.batch import needing_gradient
-from gpu_workers.trainer.data import Path, pack
+from gpu_workers.trainer.data import TargetPath, pack
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection
 from gyre.trajectory.extraction import ExtractionNode
@@ -29,7 +29,7 @@ SECTIONS = pytest.mark.parametrize(
 )
 
 
-def two_turns(advantage: float = 0.7) -> Path:
+def two_turns(advantage: float = 0.7) -> TargetPath:
     """Prompt, answer, tool output, answer."""
     nodes = [ExtractionNode("0", None, 0, 0, 6, False, "main")]
     for index, (length, sampled) in enumerate([(4, True), (5, False), (3, True)], start=1):
@@ -40,7 +40,7 @@ def two_turns(advantage: float = 0.7) -> Path:
     return path
 
 
-def definition(replica: Replica, path: Path, section: LossSection) -> torch.Tensor:
+def definition(replica: Replica, path: TargetPath, section: LossSection) -> torch.Tensor:
     """The loss of one execution with one path, from the logits of all its tokens, masked at the end."""
     packed = pack([path], CPU, torch.float64)
     every = replace(packed.row, rows=torch.arange(len(packed.row.tokens)), targets=packed.row.tokens)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
-from gpu_workers.trainer import weights
+from gpu_workers.trainer import hf_weights
 from gpu_workers.trainer.data import pack
-from gpu_workers.trainer.model import Row, check_architecture
+from gpu_workers.trainer.megatron_model import PackedTokens, check_architecture
 from gpu_workers.trainer.replica import Replica
 from gyre.contracts.errors import BadInput
 from gyre.settings.runfile import OptimizerSection
@@ -33,7 +33,7 @@ def test_logits_equal_transformers(hf: Qwen3Config, tmp_path: Path) -> None:
     positions = torch.zeros_like(tokens)
     for part in rows:
         positions[part] = torch.arange(len(part))
-    ours = replica.policy(Row(tokens, positions, layout, torch.cat(rows), torch.cat(rows)))
+    ours = replica.policy(PackedTokens(tokens, positions, layout, torch.cat(rows), torch.cat(rows)))
     theirs = torch.cat([model(tokens[part][None]).logits[0] for part in rows])
     assert (ours - theirs).abs().max() < 1e-4
 
@@ -52,9 +52,9 @@ def test_weights_round_trip_to_the_bit(hf: Qwen3Config, tmp_path: Path, dtype: s
 @given(size=st.sampled_from([1, 2]), tied=st.booleans())
 def test_shards_and_back_is_the_identity(size: int, tied: bool) -> None:
     hf = tiny_config(tied=tied)
-    named = weights.select_weights(hf, make_model(hf).state_dict(), torch.float32)
-    shards = [weights.to_shard(hf, named, rank, size) for rank in range(size)]
-    whole = weights.from_shards(hf, shards)
+    named = hf_weights.select_weights(hf, make_model(hf).state_dict(), torch.float32)
+    shards = [hf_weights.to_shard(hf, named, rank, size) for rank in range(size)]
+    whole = hf_weights.from_shards(hf, shards)
     assert whole.keys() == named.keys()
     assert all(torch.equal(whole[name], named[name]) for name in named)
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from db.models import BatchExecutionRow
 from gpu_workers.trainer.batch import BatchWork, metrics_of, needing_gradient
-from gpu_workers.trainer.data import Path, pack
+from gpu_workers.trainer.data import TargetPath, pack
 from gpu_workers.trainer.replica import Replica, Sums
 from gyre.contracts.errors import TrainerFailed
 from gyre.settings.runfile import LossSection, OptimizerSection
@@ -22,13 +22,13 @@ CAPPED = LossSection()
 
 def execution(
     replica: Replica, mean_log_ratio: float, advantage: float, num_paths: int = 5, name: str = "e"
-) -> list[Path]:
+) -> list[TargetPath]:
     """Paths of a tree whose recorded log-probabilities give exp(mean_log_ratio) as s_i, unevenly."""
     rng = np.random.default_rng(4)
     made = paths_of(random_nodes(rng, 4 * num_paths), rng, name, advantage)[:num_paths]
     assert len(made) == num_paths
     total = sum(len(path.targets) for path in made)
-    rng, paths = np.random.default_rng(0), list[Path]()
+    rng, paths = np.random.default_rng(0), list[TargetPath]()
     shifts = rng.uniform(-0.5, 0.5, total)
     shifts += mean_log_ratio - shifts.mean()
     for path in made:
@@ -40,7 +40,7 @@ def execution(
 
 
 @pytest.fixture
-def other(model_dir: FilePath) -> Replica:
+def other(model_dir: Path) -> Replica:
     """A second replica with the same weights."""
     made = Replica(tiny_config(tied=True), "float64", OptimizerSection(), torch.device("cpu"))
     made.load(str(model_dir / "model.safetensors"), None)
@@ -48,7 +48,7 @@ def other(model_dir: FilePath) -> Replica:
 
 
 def gradients(
-    replicas: list[Replica], pieces: list[list[Path]], section: LossSection = CAPPED
+    replicas: list[Replica], pieces: list[list[TargetPath]], section: LossSection = CAPPED
 ) -> dict[str, torch.Tensor]:
     """Score where there is more than one piece, then accumulate, in turn on each replica, as BatchRunner
     does; the sum over the replicas."""

@@ -1,7 +1,7 @@
 """Shared prefixes computed once: the gradients of separate paths, in float64 to 1e-9 of their size."""
 
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_workers.trainer.data import Path, pack
+from gpu_workers.trainer.data import TargetPath, pack
 from gpu_workers.trainer.kernels import backward_kernel, forward_kernel, plain_backward, plain_forward
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection, OptimizerSection
@@ -24,14 +24,14 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Replica:
     """A replica in float64, for hypothesis: its gradients are begun anew for each example."""
-    folder: FilePath = save_model(tiny_config(tied=False), tmp_path_factory.mktemp("model"))
+    folder: Path = save_model(tiny_config(tied=False), tmp_path_factory.mktemp("model"))
     made = Replica(tiny_config(tied=False), "float64", OptimizerSection(), CPU)
     made.load(str(folder / "model.safetensors"), None)
     return made
 
 
 def gradients(
-    replica: Replica, paths: list[Path], section: LossSection = SECTION, temperature: float = 0.9
+    replica: Replica, paths: list[TargetPath], section: LossSection = SECTION, temperature: float = 0.9
 ) -> dict[str, torch.Tensor]:
     replica.begin()
     replica.accumulate(paths, {}, section, temperature)

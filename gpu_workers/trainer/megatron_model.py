@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 @dataclass(frozen=True)
-class Row:
+class PackedTokens:
     """The tokens of a forest, each once, without padding.
 
     ``tokens`` [S] int64, ``positions`` [S] int64 of each in its own path, ``layout`` of what sees what,
@@ -64,10 +64,10 @@ class PolicyModel(nn.Module):
     def __init__(self, hf: Qwen3Config, dtype: torch.dtype) -> None:
         super().__init__()
         self.gpt = _gpt_model(hf, dtype)
-        self._row: Row | None = None
+        self._row: PackedTokens | None = None
         self.gpt.output_layer.register_forward_pre_hook(self._select)
 
-    def forward(self, row: Row) -> Tensor:
+    def forward(self, row: PackedTokens) -> Tensor:
         """Logits [T, V / tp] of this tensor-parallel rank, padded vocabulary included."""
         self._row, self.gpt.rotary_pos_emb.positions = row, row.positions
         # "sbhd" keeps Megatron from slicing the angles itself.

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config
 
-from gpu_workers.trainer.model import padded_vocab
+from gpu_workers.trainer.megatron_model import padded_vocab
 from gyre.contracts.errors import BadInput
 
 NORMS = {
