@@ -1,4 +1,7 @@
-"""What the trainer reads and writes: micro-steps, paths, versions. Writes are fenced by the cell's epoch."""
+"""Micro-steps, target paths and policy versions: everything the trainer reads from and writes to Postgres.
+
+Every write is fenced by the cell's epoch. Functions stand in the order in which an update calls them.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ from gyre.contracts.lifecycle import (
 
 @dataclass(frozen=True)
 class Claimant:
-    """One life of a cell: what ``micro_step.claimed_by`` names."""
+    """One incarnation of a cell; ``micro_step.claimed_by`` holds its string form."""
 
     cell: CellId
     epoch: int
@@ -46,7 +49,7 @@ class Claimant:
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """Where the files of a policy version are and what its flat payload hashes to."""
+    """S3 keys of a policy version's files, and the SHA-256 of its flat weights payload."""
 
     version: int
     sha256: str
@@ -55,19 +58,41 @@ class StoredVersion:
     num_bytes: int
 
 
-def lock_epoch(session: Session, claimant: Claimant) -> None:
-    """Hold the cell's row FOR SHARE, so that a new epoch waits for this transaction. Raises Fenced."""
-    query = select(CellRow.epoch).where(CellRow.id == claimant.cell).with_for_update(read=True)
-    epoch = session.scalars(query).first()
-    if epoch != claimant.epoch:
-        raise Fenced(f"{claimant.cell} is at epoch {epoch}; epoch {claimant.epoch} is over")
+def reopen_claims(session: Session, batch: BatchId, claimant: Claimant) -> int:
+    """Reopen the micro-steps that this cell claimed or finished in any incarnation; their results are gone.
+
+    Returns the number of micro-steps reopened. Claims of other cells stay.
+    """
+    lock_epoch(session, claimant)
+    reopened = session.execute(
+        update(MicroStepRow)
+        .where(
+            MicroStepRow.batch_id == batch,
+            MicroStepRow.status != MicroStepStatus.OPEN,
+            # The slash ends the cell's name: cell-1 must not match cell-10.
+            MicroStepRow.claimed_by.startswith(f"{claimant.cell}/", autoescape=True),
+        )
+        .values(status=MicroStepStatus.OPEN, claimed_by=None, claimed_at=None, done_at=None)
+        .returning(MicroStepRow.index)
+    )
+    return len(reopened.all())
+
+
+def executions_of(session: Session, batch: BatchId) -> dict[str, BatchExecutionRow]:
+    """Return the batch's frozen executions by id."""
+    rows = session.scalars(select(BatchExecutionRow).where(BatchExecutionRow.batch_id == batch))
+    return {row.execution_id: row for row in rows}
 
 
 def claim_micro_step(
     session: Session, batch: BatchId, kind: MicroStepKind, claimant: Claimant
 ) -> MicroStepRow | None:
-    """Take the open micro-step of lowest index; two claimants never get the same one. None: none is open."""
+    """Claim the open micro-step with the lowest index, or return None if none is open.
+
+    Two claimants never get the same micro-step. Raises Fenced for an old epoch.
+    """
     lock_epoch(session, claimant)
+    # SKIP LOCKED: a concurrent claimant takes the next micro-step instead of waiting for this transaction.
     free = (
         select(MicroStepRow.index)
         .where(
@@ -88,8 +113,28 @@ def claim_micro_step(
     return session.scalars(claimed).first()
 
 
+def trajectories_of(session: Session, ids: Iterable[str]) -> list[TrajectoryRow]:
+    """Return the named trajectories in the order of ``ids``. Raises TrainerFailed if one does not exist."""
+    names = list(ids)
+    rows = {row.id: row for row in session.scalars(select(TrajectoryRow).where(TrajectoryRow.id.in_(names)))}
+    missing = [name for name in names if name not in rows]
+    if missing:
+        raise TrainerFailed(f"trajectory {missing[0]} does not exist")
+    return [rows[name] for name in names]
+
+
+def paths_to(session: Session, leaves: Iterable[str]) -> dict[str, TreeNodeRow]:
+    """Return every node from the named leaves up to their roots by id, in one query."""
+    seed = select(TreeNodeRow.id, TreeNodeRow.parent_id).where(TreeNodeRow.id.in_(list(leaves)))
+    path = seed.cte("path", recursive=True)
+    parent = aliased(TreeNodeRow)
+    path = path.union(select(parent.id, parent.parent_id).join(path, parent.id == path.c.parent_id))
+    rows = session.scalars(select(TreeNodeRow).where(TreeNodeRow.id.in_(select(path.c.id))))
+    return {row.id: row for row in rows}
+
+
 def finish_micro_step(session: Session, batch: BatchId, index: int, claimant: Claimant) -> None:
-    """Say that the claimant's process holds the result. Raises Fenced if the claim is not its own."""
+    """Mark a micro-step done: the claimant's process holds its result. Raises Fenced if the claim is lost."""
     lock_epoch(session, claimant)
     finished = session.execute(
         update(MicroStepRow)
@@ -106,60 +151,94 @@ def finish_micro_step(session: Session, batch: BatchId, index: int, claimant: Cl
         raise Fenced(f"micro-step {index} of {batch} is not claimed by {claimant}")
 
 
-def reopen_claims(session: Session, batch: BatchId, claimant: Claimant) -> int:
-    """Reopen what this cell claimed or finished in this life or an earlier one, when its results are gone.
+def commit_version(
+    session: Session,
+    batch: BatchId,
+    stored: StoredVersion,
+    *,
+    claimant: Claimant,
+    gradient_sha256: str,
+    metrics: dict[str, Any],
+) -> StoredVersion:
+    """Complete an update: write checkpoint, version, batch, groups and contribution together or not at all.
 
-    Returns the number of micro-steps reopened. Other cells' claims stay.
+    If the version exists already, nothing is written and the existing version is returned. Raises Fenced
+    for an old epoch, TrainerFailed unless the claimant finished every micro-step of the batch.
     """
     lock_epoch(session, claimant)
-    reopened = session.execute(
-        update(MicroStepRow)
-        .where(
-            MicroStepRow.batch_id == batch,
-            MicroStepRow.status != MicroStepStatus.OPEN,
-            MicroStepRow.claimed_by.startswith(f"{claimant.cell}/", autoescape=True),
+    run = run_of(batch)
+    row = session.get_one(BatchRow, batch, with_for_update=True)
+    if existing := version_of(session, run, row.version):
+        return existing
+    steps = micro_steps_of(session, batch)
+    uncovered = [s.index for s in steps if s.status != MicroStepStatus.DONE or s.claimed_by != str(claimant)]
+    if stored.version != row.version or uncovered:
+        raise TrainerFailed(
+            f"{batch} makes version {row.version} and cannot become version {stored.version} while "
+            f"micro-steps {uncovered} are open or belong to another claimant"
         )
-        .values(status=MicroStepStatus.OPEN, claimed_by=None, claimed_at=None, done_at=None)
-        .returning(MicroStepRow.index)
+    committed = _insert_version(session, run, stored, batch)
+    _close_batch(session, row, metrics)
+    session.add(
+        ContributionRow(
+            id=f"{batch}/contribution/{claimant}",
+            batch_id=batch,
+            cell_id=claimant.cell,
+            core_epoch=claimant.epoch,
+            cell_epoch=claimant.epoch,
+            micro_steps=[step.index for step in steps],
+            sha256=gradient_sha256,
+            status=ContributionStatus.ACCEPTED,
+        )
     )
-    return len(reopened.all())
+    session.flush()
+    return committed
+
+
+def _close_batch(session: Session, batch: BatchRow, metrics: dict[str, Any]) -> None:
+    """Mark a batch and its groups as trained."""
+    batch.status, batch.metrics, batch.trained_at = BatchStatus.TRAINED, metrics, func.now()
+    groups = select(QueryGroupRow).where(QueryGroupRow.batch_id == batch.id).with_for_update()
+    for group in session.scalars(groups):
+        group.status = advance(GROUP, GroupStatus(group.status), GroupStatus.TRAINED)
+
+
+def commit_initial_version(session: Session, run: str, stored: StoredVersion) -> StoredVersion:
+    """Commit version 0, the model that the run starts from, unless it exists; return the committed one."""
+    return _insert_version(session, run, stored, None)
+
+
+def _insert_version(
+    session: Session, run: str, stored: StoredVersion, batch: BatchId | None
+) -> StoredVersion:
+    """Insert a checkpoint and its version; if another writer was first, return that writer's version."""
+    checkpoint = checkpoint_id(RunId(run), stored.version)
+    common = {"run_id": run, "version": stored.version, "sha256": stored.sha256}
+    files = {"weights_key": stored.weights_key, "optimizer_key": stored.optimizer_key}
+    session.execute(
+        insert(CheckpointRow)
+        .values(id=checkpoint, num_bytes=stored.num_bytes, **files, **common)
+        .on_conflict_do_nothing()
+    )
+    session.execute(
+        insert(PolicyVersionRow)
+        .values(checkpoint_id=checkpoint, batch_id=batch, **common)
+        .on_conflict_do_nothing()
+    )
+    committed = version_of(session, run, stored.version)
+    assert committed is not None
+    return committed
 
 
 def micro_steps_of(session: Session, batch: BatchId) -> Sequence[MicroStepRow]:
-    """All micro-steps of a batch in index order."""
+    """Return all micro-steps of a batch in index order."""
     return session.scalars(
         select(MicroStepRow).where(MicroStepRow.batch_id == batch).order_by(MicroStepRow.index)
     ).all()
 
 
-def executions_of(session: Session, batch: BatchId) -> dict[str, BatchExecutionRow]:
-    """The batch's frozen executions by id."""
-    rows = session.scalars(select(BatchExecutionRow).where(BatchExecutionRow.batch_id == batch))
-    return {row.execution_id: row for row in rows}
-
-
-def trajectories_of(session: Session, ids: Iterable[str]) -> list[TrajectoryRow]:
-    """The named trajectories, in the order named. Raises TrainerFailed if one does not exist."""
-    names = list(ids)
-    rows = {row.id: row for row in session.scalars(select(TrajectoryRow).where(TrajectoryRow.id.in_(names)))}
-    missing = [name for name in names if name not in rows]
-    if missing:
-        raise TrainerFailed(f"trajectory {missing[0]} does not exist")
-    return [rows[name] for name in names]
-
-
-def paths_to(session: Session, leaves: Iterable[str]) -> dict[str, TreeNodeRow]:
-    """Every node from the named leaves up to their roots, by id, in one query."""
-    seed = select(TreeNodeRow.id, TreeNodeRow.parent_id).where(TreeNodeRow.id.in_(list(leaves)))
-    path = seed.cte("path", recursive=True)
-    parent = aliased(TreeNodeRow)
-    path = path.union(select(parent.id, parent.parent_id).join(path, parent.id == path.c.parent_id))
-    rows = session.scalars(select(TreeNodeRow).where(TreeNodeRow.id.in_(select(path.c.id))))
-    return {row.id: row for row in rows}
-
-
 def version_of(session: Session, run: str, version: int) -> StoredVersion | None:
-    """A completed policy version and its checkpoint, or None."""
+    """Return a completed policy version with its checkpoint, or None if it was never completed."""
     query = (
         select(PolicyVersionRow, CheckpointRow)
         .join(CheckpointRow, CheckpointRow.id == PolicyVersionRow.checkpoint_id)
@@ -174,80 +253,12 @@ def version_of(session: Session, run: str, version: int) -> StoredVersion | None
     )
 
 
-def commit_initial_version(session: Session, run: str, stored: StoredVersion) -> StoredVersion:
-    """Version 0, the model the run started from. A row that exists wins and is returned."""
-    _insert_version(session, run, stored, None)
-    return _committed(session, run, stored.version)
+def lock_epoch(session: Session, claimant: Claimant) -> None:
+    """Check the claimant's epoch and hold the cell's row FOR SHARE until the transaction ends.
 
-
-def commit_version(
-    session: Session,
-    batch: BatchId,
-    stored: StoredVersion,
-    *,
-    claimant: Claimant,
-    gradient_sha256: str,
-    metrics: dict[str, Any],
-) -> StoredVersion:
-    """Complete an update: checkpoint, version, batch, groups and contribution, together or not at all.
-
-    A version that exists already wins and is returned; nothing is written then. Raises Fenced for an
-    old epoch, TrainerFailed unless the claimant finished every micro-step of the batch.
+    A new epoch has to wait for the lock, so nothing is committed under an old one. Raises Fenced.
     """
-    lock_epoch(session, claimant)
-    run = run_of(batch)
-    row = session.get_one(BatchRow, batch, with_for_update=True)
-    if existing := version_of(session, run, row.version):
-        return existing
-    steps = micro_steps_of(session, batch)
-    uncovered = [s.index for s in steps if s.status != MicroStepStatus.DONE or s.claimed_by != str(claimant)]
-    if stored.version != row.version or uncovered:
-        raise TrainerFailed(
-            f"{batch} cannot become version {stored.version}: micro-steps {uncovered} are open"
-        )
-    _insert_version(session, run, stored, batch)
-    _close_batch(session, row, metrics)
-    contribution = f"{batch}/contribution/{claimant}"
-    session.add(
-        ContributionRow(
-            id=contribution,
-            batch_id=batch,
-            cell_id=claimant.cell,
-            core_epoch=claimant.epoch,
-            cell_epoch=claimant.epoch,
-            micro_steps=[step.index for step in steps],
-            sha256=gradient_sha256,
-            status=ContributionStatus.ACCEPTED,
-        )
-    )
-    session.flush()
-    return _committed(session, run, stored.version)
-
-
-def _insert_version(session: Session, run: str, stored: StoredVersion, batch: BatchId | None) -> None:
-    checkpoint = checkpoint_id(RunId(run), stored.version)
-    common = {"run_id": run, "version": stored.version, "sha256": stored.sha256}
-    files = {"weights_key": stored.weights_key, "optimizer_key": stored.optimizer_key}
-    session.execute(
-        insert(CheckpointRow)
-        .values(id=checkpoint, num_bytes=stored.num_bytes, **files, **common)
-        .on_conflict_do_nothing()
-    )
-    session.execute(
-        insert(PolicyVersionRow)
-        .values(checkpoint_id=checkpoint, batch_id=batch, **common)
-        .on_conflict_do_nothing()
-    )
-
-
-def _committed(session: Session, run: str, version: int) -> StoredVersion:
-    found = version_of(session, run, version)
-    assert found is not None
-    return found
-
-
-def _close_batch(session: Session, batch: BatchRow, metrics: dict[str, Any]) -> None:
-    batch.status, batch.metrics, batch.trained_at = BatchStatus.TRAINED, metrics, func.now()
-    groups = select(QueryGroupRow).where(QueryGroupRow.batch_id == batch.id).with_for_update()
-    for group in session.scalars(groups):
-        group.status = advance(GROUP, GroupStatus(group.status), GroupStatus.TRAINED)
+    query = select(CellRow.epoch).where(CellRow.id == claimant.cell).with_for_update(read=True)
+    epoch = session.scalars(query).first()
+    if epoch != claimant.epoch:
+        raise Fenced(f"{claimant.cell} is at epoch {epoch}; epoch {claimant.epoch} is over")

@@ -1,8 +1,6 @@
 """``python -m gpu_workers.trainer --boot FILE``: one rank of a cell's trainer."""
 
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -20,29 +18,30 @@ from gpu_workers.trainer.server import CommandServer
 from gpu_workers.trainer.trainer import Trainer, read_config
 from gyre.contracts.boot import TrainerBoot, read_boot
 from gyre.contracts.ids import CellId
+from gyre.host.processes import exit_with
 from gyre.settings import Services
 
-PR_SET_PDEATHSIG = 1
 NUM_THREADS = 1
-"""Of torch on the CPU: engine, harnesses and evaluators share its cores, and results repeat."""
+"""torch threads on the CPU: engine, harnesses and evaluators share its cores, and results are repeatable."""
 
 
 def main() -> None:
+    """Run the rank until its supervisor is gone.
+
+    A trainer without a supervisor must stop working on the batch: the cell's next incarnation will redo it.
+    Postgres is safe in any case, because every write is fenced by the epoch.
+    """
     boot = read_boot(TrainerBoot, sys.argv)
-    die_with_parent()
+    supervisor = os.getppid()
+    if supervisor == 1:  # it died while this process was importing torch, and init adopted this one
+        raise SystemExit("the supervisor is gone")
+    exit_with(supervisor)
     with ending_at_once():
         run_rank(boot)
 
 
-def die_with_parent() -> None:
-    """A trainer whose supervisor is gone must not touch Postgres any more."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it died before the call
-        raise SystemExit("the supervisor is gone")
-
-
 def run_rank(boot: TrainerBoot) -> None:
-    """Serve commands on rank 0, follow it on the others. Does not return."""
+    """Serve commands on rank 0, follow it on the other ranks. Does not return."""
     torch.set_num_threads(NUM_THREADS)
     services = Services.model_validate(boot.services)
     database = connect(services.postgres_dsn, pool_size=2)

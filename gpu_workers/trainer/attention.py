@@ -1,11 +1,13 @@
 """Core attention over a packed row of trees: causal chains, and blocks of ancestors without a mask.
 
-A token's softmax runs over its own chain and the blocks that hold it. Each part is computed by a fused
-kernel that gives (output, log-sum-exp), and the parts are merged: with l = log(exp(l1) + exp(l2)) the
-whole is exp(l1 - l) o1 + exp(l2 - l) o2. Backward merges nothing: a fused backward kernel restores its
-part's probabilities as exp(score - l), so with the merged output and the merged l it gives exactly that
-part's share of the gradient, and shares add up (ring attention, arXiv 2310.01889). Shares of 16 bits are
-added in 32: a prefix has one of each branch, and flat training adds those in the gradient's 32 bits.
+A token's softmax runs over its own chain and the blocks that contain it. A fused kernel computes each part
+as (output, log-sum-exp), and the parts are merged: with l = log(exp(l1) + exp(l2)) the whole output is
+exp(l1 - l) o1 + exp(l2 - l) o2. Backward needs no merge. A fused backward kernel restores its part's
+probabilities as exp(score - l); given the merged output and the merged l, it returns exactly that part's
+share of the gradient, and the shares add up (ring attention, arXiv 2310.01889). Shares in 16 bits are added
+in 32: a shared prefix receives one share per branch, and flat training would add those in 32 bits too.
+
+Shapes: S tokens in the row, H query heads, G key-value heads (G divides H), D channels per head.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from gyre.trajectory.layout import Layout
 
 @dataclass
 class TreeParams(PackedSeqParams):
-    """How Megatron hands a row's layout to the core attention of every layer."""
+    """Carries a row's layout through Megatron to the core attention of every layer."""
 
     layout: Layout | None = None
 
@@ -36,14 +38,17 @@ class TreeAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: TreeParams, **__: Any
     ) -> Tensor:
-        """query [S, 1, H, D], key and value [S, 1, G, D] with G dividing H; returns [S, 1, H * D]."""
+        """Attend with query [S, 1, H, D], key and value [S, 1, G, D]; return [S, 1, H * D]."""
         q, k, v = query.squeeze(1), key.squeeze(1), value.squeeze(1)
         mixed: Any = _TreeAttention.apply(q, k, v, packed_seq_params.layout, self.scale)
         return mixed.flatten(1)[:, None]
 
 
 class _TreeAttention(torch.autograd.Function):
-    """query [S, H, D], key and value [S, G, D]; returns [S, H, D]. Keeps these and one l a query and head."""
+    """Maps query [S, H, D], key and value [S, G, D] to [S, H, D].
+
+    Saves these and one log-sum-exp per query and head for backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
@@ -54,7 +59,9 @@ class _TreeAttention(torch.autograd.Function):
         for own, seen in _parts(layout):
             causal = own == seen
             part, part_lse = kernel(q[:, :, own], k[:, :, seen], v[:, :, seen], causal, scale)
-            if causal:  # a row's chain comes before its blocks, and fills all its rows
+            if (
+                causal
+            ):  # chains come first and together cover every row, so blocks find something to merge with
                 out[:, :, own], lse[:, :, own] = part, part_lse
             else:
                 _merge(out[:, :, own], lse[:, :, own], part, part_lse)
@@ -67,6 +74,7 @@ class _TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, lse = ctx.saved_tensors
         dtype = _sum_type(query, ctx.layout)
+        # The chains assign every row of the query's gradient; key and value only ever receive shares.
         found = [
             torch.empty_like(query, dtype=dtype),
             *(torch.zeros_like(t, dtype=dtype) for t in (key, value)),
@@ -88,23 +96,23 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _sum_type(query: Tensor, layout: Layout) -> torch.dtype:
-    """Of what parts are added in: wider than 16 bits where there are several."""
+    """Return the dtype in which parts are added: at least 32 bits if there is more than one part."""
     return torch.promote_types(query.dtype, torch.float32) if layout.blocks else query.dtype
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
-    """[S, H, D] as [G, H / G, S, D], so that a kernel takes each group for a sequence with one key head."""
+    """View [S, H, D] as [G, H / G, S, D]: to a kernel, each group is a sequence with one key head."""
     return tensor.unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
 
 
 def _parts(layout: Layout) -> list[tuple[slice, slice]]:
-    """(queries, keys): chains, where both are the same rows, then blocks."""
+    """List (queries, keys) of the chains, where both are the same rows, and then of the blocks."""
     chains = [(slice(*chain), slice(*chain)) for chain in layout.chains]
     return chains + [(slice(b.start, b.stop), slice(b.first, b.last)) for b in layout.blocks]
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Fold a part into ``out`` and ``lse`` in place."""
+    """Merge a part into ``out`` and ``lse`` in place."""
     weight = torch.sigmoid(part_lse - lse)[..., None]
     out.lerp_(part.to(out.dtype), weight.to(out.dtype))
     torch.logaddexp(lse, part_lse, out=lse)

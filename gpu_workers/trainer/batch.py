@@ -1,11 +1,14 @@
-"""Running a batch's micro-steps on rank 0: claim, assemble, spread over the replicas, finish."""
+"""A batch's micro-steps on rank 0: claim them, spread them over the replicas, mark them done."""
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from db import training
 from db.models import BatchExecutionRow, MicroStepRow
@@ -20,30 +23,74 @@ from gyre.contracts.ids import BatchId
 from gyre.contracts.lifecycle import MicroStepKind
 from gyre.settings.runfile import LossSection, RunFile
 
+ClaimedStep = tuple[MicroStepRow, list[TargetPath]]
+
 
 @dataclass
 class BatchWork:
-    """What this process holds of a batch: results by micro-step, so that a batch is covered exactly once."""
+    """The results that this process holds of a batch, by micro-step, so that each is counted exactly once."""
 
     batch: BatchId
     executions: dict[str, BatchExecutionRow]
     scored: dict[int, StepResult] = field(default_factory=dict)
-    """By score micro-step."""
-    results: dict[int, StepResult] = field(default_factory=dict)
-    """By grad micro-step."""
+    """Results of score micro-steps, by index."""
+    accumulated: dict[int, StepResult] = field(default_factory=dict)
+    """Results of grad micro-steps, by index."""
     seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time by stage."""
 
-    def whole_sums(self) -> Sums:
-        """Sums over the pieces of each scored execution, added in micro-step order whoever did them."""
+    @contextmanager
+    def timed(self, stage: str) -> Generator[None]:
+        """Record the wall time of the block as ``seconds[stage]``."""
+        started = time.monotonic()
+        yield
+        self.seconds[stage] = time.monotonic() - started
+
+    def scored_sums(self) -> Sums:
+        """Return the sums of each scored execution over all its pieces.
+
+        They are added in micro-step order, so the result does not depend on which replica computed what.
+        """
         return _added(self.scored[index].sums for index in sorted(self.scored))
 
-    def execution_sums(self) -> Sums:
-        """Sums of every execution that entered the gradient or was clipped out of it."""
-        return _added(self.results[index].sums for index in sorted(self.results)) | self.whole_sums()
+    def metrics(self, section: LossSection, num_executions: int) -> dict[str, Any]:
+        """Build the update's report.
+
+        Averages are over the targets of every execution that may have a gradient, clipped or not, however it
+        was cut. ``num_tokens`` were computed for the gradient; with nothing shared it would have been
+        ``num_path_tokens``.
+        """
+        steps = self.scored | self.accumulated
+        totals = sum((steps[i].totals for i in sorted(steps)), Totals())
+        results = [self.accumulated[i] for i in sorted(self.accumulated)]
+        sums = _added(result.sums for result in results) | self.scored_sums()
+        ratios = [math.exp(total / count) for total, count in sums.values()]
+        advantage = {
+            name: self.executions[name].advantage for name in sums if self.executions[name].advantage
+        }
+        kept = {name for result in results for name in result.kept}
+        targets = max(totals.num_targets, 1)
+        return {
+            "num_executions": num_executions,
+            "num_with_advantage": len(advantage),
+            "num_kept": len(kept),
+            "num_tokens": sum(result.num_tokens for result in results),
+            "num_path_tokens": sum(result.num_path_tokens for result in results),
+            "num_targets": totals.num_targets,
+            "loss": sum(r.value for r in self.accumulated.values()) / max(num_executions, 1),
+            "clip_fraction": 1 - len(kept) / len(advantage) if advantage else 0.0,
+            "cap_fraction": totals.num_capped / targets,
+            "mean_ratio": totals.ratio / targets,
+            "s_min": min(ratios, default=1.0),
+            "s_max": max(ratios, default=1.0),
+            "kl_k3": totals.k3 / targets,
+            "entropy": totals.entropy / targets,
+            "skipped": not (sums if section.regularised else kept),
+        }
 
 
 class BatchRunner:
-    """Claims micro-steps for one life of a cell and runs them on all replicas at once."""
+    """Claims micro-steps for one incarnation of a cell and runs them on all replicas at once."""
 
     def __init__(
         self, database: Database, ranks: Ranks, replica: Replica, claimant: Claimant, config: RunFile
@@ -52,66 +99,74 @@ class BatchRunner:
         self._claimant, self._config = claimant, config
 
     def run(self, batch: BatchId) -> BatchWork:
-        """Score, then accumulate. The gradient sum is in the replicas when this returns.
+        """Score, then accumulate; when this returns, the replicas hold the gradient sum.
 
-        What an earlier life or an earlier try of this cell had done is done again: its sums are gone.
+        Micro-steps of an earlier incarnation or an earlier try are done again: their sums are gone with the
+        memory that held them. Raises TrainerFailed if another cell holds some.
         """
         with transaction(self._database) as session:
             training.reopen_claims(session, batch, self._claimant)
             work = BatchWork(batch, training.executions_of(session, batch))
         self._ranks.call(self._replica, "begin")
+        # All scores come first: whether an execution in pieces is kept depends on all of its pieces.
         for kind in (MicroStepKind.SCORE, MicroStepKind.GRAD):
-            started = time.monotonic()
-            while self._round(work, kind):
-                pass
-            work.seconds[kind.value] = time.monotonic() - started
-        self._check_covered(work)
+            with work.timed(kind.value):
+                while claimed := self._claim(work, kind):
+                    results = self._compute(work, kind, [paths for _, paths in claimed])
+                    self._finish(work, kind, claimed, results)
+        with transaction(self._database) as session:
+            steps = training.micro_steps_of(session, batch)
+        missing = [s.index for s in steps if s.index not in work.accumulated and s.index not in work.scored]
+        if missing:
+            raise TrainerFailed(f"{batch}: micro-steps {missing} are held by another cell")
         return work
 
-    def _round(self, work: BatchWork, kind: MicroStepKind) -> bool:
-        """One micro-step for each replica; False when none was open."""
-        claimed: list[tuple[MicroStepRow, list[TargetPath]]] = []
+    def _claim(self, work: BatchWork, kind: MicroStepKind) -> list[ClaimedStep]:
+        """Claim one micro-step per replica, as far as there are open ones, and read its paths."""
+        claimed: list[ClaimedStep] = []
         with transaction(self._database) as session:
             while len(claimed) < self._ranks.data_parallel:
                 step = training.claim_micro_step(session, work.batch, kind, self._claimant)
                 if step is None:
                     break
                 claimed.append((step, load_paths(session, step, work.executions, self._config.loss)))
-        if not claimed:
-            return False
-        results = self._compute(work, kind, [paths for _, paths in claimed])
-        with transaction(self._database) as session:
-            for step, _ in claimed:
-                training.finish_micro_step(session, work.batch, step.index, self._claimant)
-        for (step, _), result in zip(claimed, results, strict=False):
-            (work.scored if kind == MicroStepKind.SCORE else work.results)[step.index] = result
-        return True
+        return claimed
 
     def _compute(
         self, work: BatchWork, kind: MicroStepKind, paths: list[list[TargetPath]]
     ) -> list[StepResult]:
+        """Run one micro-step on each replica; replicas without one take part with no paths."""
         temperature, section = self._config.sampling.temperature, self._config.loss
         idle: list[list[TargetPath]] = [[] for _ in range(self._ranks.data_parallel - len(paths))]
         if kind == MicroStepKind.SCORE:
             arguments: list[tuple[Any, ...]] = [(part, section, temperature) for part in paths + idle]
             return self._ranks.spread(self._replica, "score", arguments)
-        known = work.whole_sums()
+        known = work.scored_sums()
         parts = [needing_gradient(part, known, section) for part in paths + idle]
         arguments = [(part, known, section, temperature) for part in parts]
         return self._ranks.spread(self._replica, "accumulate", arguments)
 
-    def _check_covered(self, work: BatchWork) -> None:
+    def _finish(
+        self,
+        work: BatchWork,
+        kind: MicroStepKind,
+        claimed: Sequence[ClaimedStep],
+        results: Sequence[StepResult],
+    ) -> None:
+        """Mark the claimed micro-steps done, then keep their results."""
         with transaction(self._database) as session:
-            steps = training.micro_steps_of(session, work.batch)
-        missing = [s.index for s in steps if s.index not in work.results and s.index not in work.scored]
-        if missing:
-            raise TrainerFailed(f"{work.batch}: micro-steps {missing} are held by another cell")
+            for step, _ in claimed:
+                training.finish_micro_step(session, work.batch, step.index, self._claimant)
+        done = work.scored if kind == MicroStepKind.SCORE else work.accumulated
+        # There is a result per replica: those of replicas without a micro-step come last and are dropped.
+        for (step, _), result in zip(claimed, results, strict=False):
+            done[step.index] = result
 
 
 def load_paths(
-    session: Any, step: MicroStepRow, executions: dict[str, BatchExecutionRow], section: LossSection
+    session: Session, step: MicroStepRow, executions: dict[str, BatchExecutionRow], section: LossSection
 ) -> list[TargetPath]:
-    """The micro-step's paths that can have a gradient."""
+    """Read the micro-step's paths that can have a gradient."""
     rows = [row for row in training.trajectories_of(session, step.trajectory_ids) if row.num_targets > 0]
     rows = [row for row in rows if section.trains(executions[row.execution_id].advantage)]
     nodes = training.paths_to(session, [row.leaf_node_id for row in rows])
@@ -119,8 +174,11 @@ def load_paths(
 
 
 def needing_gradient(paths: Sequence[TargetPath], known: Sums, section: LossSection) -> list[TargetPath]:
-    """Drop what scoring already clipped, unless other terms of the loss need it. Raises TrainerFailed for an
-    execution that may be clipped, is here in part only and was not scored as a whole."""
+    """Drop paths of executions that scoring already clipped, unless other terms of the loss need them.
+
+    Raises TrainerFailed for an execution that may be clipped, has only some of its paths here, and was not
+    scored as a whole.
+    """
     here: dict[str, int] = defaultdict(int)
     for path in paths:
         here[path.execution_id] += len(path.targets)
@@ -137,37 +195,7 @@ def needing_gradient(paths: Sequence[TargetPath], known: Sums, section: LossSect
     ]
 
 
-def metrics_of(work: BatchWork, section: LossSection, num_executions: int) -> dict[str, Any]:
-    """What the update reports about its batch. Averages are over the targets of all executions that may have
-    a gradient, clipped or not and however they were cut. ``num_tokens`` were computed for the gradient,
-    ``num_path_tokens`` would have been with nothing shared."""
-    steps = work.scored | work.results
-    totals = sum((steps[i].totals for i in sorted(steps)), Totals())
-    sums = work.execution_sums()
-    ratios = [math.exp(total / count) for total, count in sums.values()]
-    advantage = {name: work.executions[name].advantage for name in sums if work.executions[name].advantage}
-    kept = {name for result in work.results.values() for name in result.kept}
-    targets = max(totals.num_targets, 1)
-    return {
-        "num_executions": num_executions,
-        "num_with_advantage": len(advantage),
-        "num_kept": len(kept),
-        "num_tokens": sum(result.num_tokens for result in work.results.values()),
-        "num_path_tokens": sum(result.num_path_tokens for result in work.results.values()),
-        "num_targets": totals.num_targets,
-        "loss": sum(r.value for r in work.results.values()) / max(num_executions, 1),
-        "clip_fraction": 1 - len(kept) / len(advantage) if advantage else 0.0,
-        "cap_fraction": totals.num_capped / targets,
-        "mean_ratio": totals.ratio / targets,
-        "s_min": min(ratios, default=1.0),
-        "s_max": max(ratios, default=1.0),
-        "kl_k3": totals.k3 / targets,
-        "entropy": totals.entropy / targets,
-        "skipped": not (sums if section.regularised else kept),
-    }
-
-
-def _added(parts: Any) -> Sums:
+def _added(parts: Iterable[Sums]) -> Sums:
     whole: Sums = {}
     for part in parts:
         for name, (total, count) in part.items():

@@ -1,4 +1,4 @@
-"""Checkpoints: files in Hugging Face names, in S3, with rows that vouch for them."""
+"""Policy versions as files in S3, in Hugging Face names; rows of Postgres vouch for them."""
 
 import tempfile
 from collections.abc import Generator, Mapping
@@ -21,7 +21,7 @@ from gpu_workers.transfer import payload_sha256
 
 @dataclass(frozen=True)
 class Fetched:
-    """Local copies, gone when the context ends."""
+    """Local copies of a version's files; they are deleted when the context ends."""
 
     weights_file: str
     optimizer_file: str | None
@@ -33,7 +33,7 @@ def store_version(
     tensors: Mapping[str, torch.Tensor],
     optimizer: tuple[Mapping[str, torch.Tensor], int] | None,
 ) -> StoredVersion:
-    """Upload weights and, where given, optimizer state (tensors, steps). Writes no version row."""
+    """Upload weights and, unless None, optimizer state (tensors, steps). Writes no version row."""
     with tempfile.TemporaryDirectory(prefix="gyre-checkpoint-") as folder:
         weights_file = Path(folder, "model.safetensors")
         save_file(dict(tensors), weights_file, metadata={"format": "pt"})
@@ -48,7 +48,7 @@ def store_version(
 
 @contextmanager
 def fetched(store: BlobStore, stored: StoredVersion) -> Generator[Fetched]:
-    """Download a version's files and verify them."""
+    """Download and verify a version's files."""
     with tempfile.TemporaryDirectory(prefix="gyre-checkpoint-") as folder:
         weights_file, optimizer_file = Path(folder, "model.safetensors"), None
         store.get_file(stored.weights_key, weights_file)
@@ -61,7 +61,10 @@ def fetched(store: BlobStore, stored: StoredVersion) -> Generator[Fetched]:
 def commit_initial_version(
     database: Database, store: BlobStore, run: str, model_dir: Path, dtype: str
 ) -> StoredVersion:
-    """Make policy version 0 from a Hugging Face directory unless it exists. Raises BadInput for a bad one."""
+    """Make policy version 0 from a Hugging Face directory, unless it exists.
+
+    Raises BadInput if a tensor is missing.
+    """
     with transaction(database) as session:
         if existing := training.version_of(session, run, 0):
             return existing

@@ -1,4 +1,7 @@
-"""From rows of Postgres to packed rows of tensors. Token ids are used as stored, never re-tokenised."""
+"""Rows of Postgres to packed tensors. Token ids are used as stored, never tokenized again.
+
+Shapes: S tokens in the packed row, T targets in it, E executions.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,36 +19,43 @@ from gyre.trajectory.layout import Segments, head, lay_out, segments_to
 
 @dataclass(frozen=True)
 class TargetPath:
-    """One trajectory, ready to train: ``tokens`` up to the last target, ``targets`` positions in them."""
+    """One trajectory, ready to train on."""
 
     execution_id: str
     advantage: float
     num_execution_targets: int
-    """|T_i|, over all trajectories of the execution."""
+    """|T_i|, counted over all trajectories of the execution."""
     tokens: NDArray[np.int64]
+    """Token ids up to and including the last target."""
     targets: NDArray[np.int64]
+    """Positions of the targets in ``tokens``."""
     behaviour: NDArray[np.float32]
-    """Log-probabilities that the policy sampled the targets with."""
+    """Log-probabilities with which the policy sampled the targets."""
     segments: Segments
-    """The tree's nodes that hold the tokens before the last target: what is computed of this path."""
+    """Tree nodes of the tokens before the last target: the part of this path that is computed."""
 
 
 @dataclass(frozen=True)
 class PackedForest:
-    """A micro-step's paths in one row. ``owner`` [T] indexes ``executions``, in first-seen order."""
+    """A micro-step's paths in one row, with everything the loss needs."""
 
     row: PackedTokens
     behaviour: torch.Tensor
+    """[T] log-probabilities with which the targets were sampled."""
     owner: torch.Tensor
+    """[T] index of each target's execution in ``executions``."""
     executions: list[str]
+    """Execution ids in first-seen order."""
     advantage: torch.Tensor
+    """[E]"""
     num_targets: torch.Tensor
+    """[E] |T_i|, including targets that are in other micro-steps."""
 
 
 def assemble(
     trajectory: TrajectoryRow, nodes: Mapping[str, TreeNodeRow], execution: BatchExecutionRow
 ) -> TargetPath:
-    """The path from the root to the trajectory's leaf. Raises TrainingImpossible if the rows disagree."""
+    """Build the path from the root to a trajectory's leaf. Raises TrainingImpossible if the rows disagree."""
     path = segments_to(trajectory.leaf_node_id, nodes)
     wanted = set(trajectory.target_node_ids)
     tokens, targets, behaviour, start = [], [], [], 0
@@ -58,7 +68,7 @@ def assemble(
     positions = np.concatenate(targets) if targets else np.zeros(0, np.int64)
     if start != trajectory.num_tokens or len(positions) != trajectory.num_targets or 0 in positions:
         raise TrainingImpossible(f"{trajectory.id} does not have the tokens and targets that its row names")
-    end = int(positions[-1]) + 1 if len(positions) else 0  # what follows the last target predicts nothing
+    end = int(positions[-1]) + 1 if len(positions) else 0  # tokens after the last target predict nothing
     return TargetPath(
         execution_id=trajectory.execution_id,
         advantage=execution.advantage,
@@ -71,6 +81,7 @@ def assemble(
 
 
 def _logprobs(node: TreeNodeRow, cut: int) -> NDArray[np.float32]:
+    """Read the log-probabilities of a node's first ``cut`` tokens."""
     if node.kind != NodeKind.SAMPLED or node.logprobs is None:
         raise TrainingImpossible(f"{node.id} was not sampled by the policy, so it cannot be a target")
     logprobs = np.frombuffer(node.logprobs, "<f4", count=cut)
@@ -80,10 +91,13 @@ def _logprobs(node: TreeNodeRow, cut: int) -> NDArray[np.float32]:
 
 
 def pack(paths: Sequence[TargetPath], device: torch.device, dtype: torch.dtype) -> PackedForest:
-    """One row in which what paths share is computed once. A path's last token predicts nothing and is left
-    out; a target's logits come from the row of the token before it on its own path."""
+    """Pack paths into one row in which shared tokens are computed once.
+
+    A path's last token predicts nothing and is left out. A target's logits come from the token before it on
+    its own path.
+    """
     layout = lay_out([path.segments for path in paths])
-    tokens = np.zeros((2, layout.num_tokens), np.int64)  # ids and positions
+    tokens = np.zeros((2, layout.num_tokens), np.int64)  # token ids, positions
     for path, rows in zip(paths, layout.rows, strict=True):
         tokens[:, rows] = path.tokens[:-1], np.arange(len(rows))
     executions = list(dict.fromkeys(path.execution_id for path in paths))

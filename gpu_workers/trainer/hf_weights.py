@@ -1,8 +1,8 @@
-"""Weights between Hugging Face names and Megatron's shards; exact in both directions.
+"""Conversion between Hugging Face tensors and Megatron's shards, exact in both directions.
 
-Per layer, ``linear_qkv`` holds for each key-value head its query heads, its key and its value, and
-``linear_fc1`` holds on each tensor-parallel rank its part of the gate and of the up projection. The
-same functions map gradients and optimizer state, which have the shapes of their parameters.
+In each layer, ``linear_qkv`` has the query heads, key and value of one key-value head after another, and
+``linear_fc1`` has, on each tensor-parallel rank, its part of the gate projection and then of the up
+projection. The same functions convert gradients and optimizer state, which have their parameters' shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,15 +33,15 @@ OUTPUT = "output_layer.weight"
 
 
 def is_sharded(megatron_name: str) -> bool:
-    """Whether tensor-parallel ranks hold parts of it; norms are held whole by each.
+    """Tell whether each tensor-parallel rank has a part of a parameter; norms are whole on every rank.
 
-    Megatron's own mark on parameters is set by its initialisation only, which is skipped here.
+    Megatron marks parameters itself, but only in its initialization, which is skipped here.
     """
     return "layernorm" not in megatron_name
 
 
 def read_safetensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a Hugging Face directory, on the CPU. Raises BadInput if it has none."""
+    """Read all tensors of a Hugging Face directory to the CPU. Raises BadInput if it has none."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise BadInput(f"model.path {folder}: no .safetensors file")
@@ -49,7 +49,7 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
 
 
 def hf_names(hf: Qwen3Config) -> list[str]:
-    """The names a checkpoint of this architecture must have; a tied output layer is not stored."""
+    """List the tensors that a checkpoint must have; a tied output layer is not stored."""
     parts = [*NORMS, *ROW_PARALLEL, *(f"self_attn.{p}_proj.weight" for p in "qkv")]
     parts += ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
     layers = [f"model.layers.{i}.{part}" for i in range(hf.num_hidden_layers) for part in parts]
@@ -58,7 +58,7 @@ def hf_names(hf: Qwen3Config) -> list[str]:
 
 
 def select_weights(hf: Qwen3Config, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The checkpoint's tensors in ``dtype``. Raises BadInput if one is missing."""
+    """Return the checkpoint's tensors in ``dtype``. Raises BadInput if one is missing."""
     names = hf_names(hf)
     missing = [name for name in names if name not in tensors]
     if missing:
@@ -67,7 +67,7 @@ def select_weights(hf: Qwen3Config, tensors: Mapping[str, Tensor], dtype: torch.
 
 
 def to_shard(hf: Qwen3Config, tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
-    """Megatron's tensors of tensor-parallel ``rank`` of ``size``."""
+    """Build Megatron's tensors of tensor-parallel rank ``rank`` out of ``size``."""
     shard = {
         EMBEDDING: _vocab_part(tensors["model.embed_tokens.weight"], rank, size),
         FINAL_NORM: tensors["model.norm.weight"],
@@ -83,7 +83,7 @@ def to_shard(hf: Qwen3Config, tensors: Mapping[str, Tensor], rank: int, size: in
 
 
 def from_shards(hf: Qwen3Config, shards: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Hugging Face tensors of the whole model from the shards of every tensor-parallel rank, in order."""
+    """Build the whole model's Hugging Face tensors from the shards of all ranks, in rank order."""
     whole = {
         "model.embed_tokens.weight": torch.cat([s[EMBEDDING] for s in shards])[: hf.vocab_size],
         "model.norm.weight": shards[0][FINAL_NORM],

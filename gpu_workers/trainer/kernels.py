@@ -1,8 +1,8 @@
 """Attention of one rectangle of queries and keys, with its log-sum-exp: fused where torch has a kernel.
 
 Shapes: query, out and their gradients [B, R, L, D], key and value [B, 1, N, D], log-sum-exp [B, R, L].
-``causal`` needs L == N. On CUDA torch has fused kernels with a log-sum-exp for 16-bit types only; wider
-types, which are there for tests, are computed plainly.
+``causal`` requires L == N. On CUDA, torch's fused kernels that return a log-sum-exp take 16-bit types only;
+wider types, which only tests use, take the plain kernels.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,24 @@ Backward = Callable[
 ]
 
 QUERIES_AT_ONCE = 1024
-"""Of the plain kernel, which holds a matrix of scores for them."""
+"""Queries per block of the plain kernels, which hold the block's whole matrix of scores."""
 
 
 def forward_kernel(query: Tensor) -> Forward:
-    """(query, key, value, causal, scale) -> (out, log-sum-exp)."""
+    """Return the kernel for a query's device and type.
+
+    (query, key, value, causal, scale) -> (out, log-sum-exp).
+    """
     if query.device.type == "cpu":
         return _cpu_forward
     return _cuda_forward if query.element_size() == 2 else plain_forward
 
 
 def backward_kernel(query: Tensor) -> Backward:
-    """(gradient, query, key, value, out, log-sum-exp, causal, scale) -> gradients of query, key, value."""
+    """Return the kernel for a query's device and type.
+
+    (gradient, query, key, value, out, log-sum-exp, causal, scale) -> gradients of query, key, value.
+    """
     if query.device.type == "cpu":
         return _cpu_backward
     return _cuda_backward if query.element_size() == 2 else plain_backward
@@ -53,7 +59,7 @@ def _cuda_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
 def _cuda_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Dense sequences have no offsets, and without dropout the random state is not read.
+    # Dense batches have no sequence offsets (None, None); without dropout the random state is not read.
     state = torch.empty(2, dtype=torch.uint64, device=q.device)
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(
         grad, q, k, v, out, lse.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, causal, state, state,
@@ -62,7 +68,7 @@ def _cuda_backward(
 
 
 def plain_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The definition, in blocks of queries."""
+    """Compute attention by its definition, a block of queries at a time."""
     outs, lses = list[Tensor](), list[Tensor]()
     for start in range(0, q.shape[2], QUERIES_AT_ONCE):
         scores = _scores(q[:, :, start : start + QUERIES_AT_ONCE], k, start if causal else None, scale)
@@ -74,7 +80,7 @@ def plain_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -
 def plain_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """d score = p (d p - sum(d out * out)), with p = exp(score - log-sum-exp)."""
+    """Compute gradients by d score = p (d p - sum(d out * out)), with p = exp(score - log-sum-exp)."""
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for start in range(0, q.shape[2], QUERIES_AT_ONCE):
         own = slice(start, start + QUERIES_AT_ONCE)
@@ -88,7 +94,10 @@ def plain_backward(
 
 
 def _scores(q: Tensor, k: Tensor, first: int | None, scale: float) -> Tensor:
-    """``first`` is the place of the first query among the keys where keys after a query are masked."""
+    """Compute scaled scores [B, R, L, N].
+
+    ``first`` is the index of the first query among the keys, where each query sees keys up to its own only.
+    """
     scores = q @ k.transpose(-1, -2) * scale
     if first is None:
         return scores

@@ -1,4 +1,7 @@
-"""Log-probabilities and entropy over a vocabulary that is cut across tensor-parallel ranks."""
+"""Log-probabilities and entropy over a vocabulary that is sharded across tensor-parallel ranks.
+
+Shapes: T targets, V the padded vocabulary, C the real columns of one rank's shard.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,22 +12,22 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 ROWS_AT_ONCE = 512
-"""What is as large as the logits is made for so many rows: of a whole micro-step it would be the peak."""
+"""Rows per temporary as wide as the logits; for a whole micro-step at once it would set the memory peak."""
 
 
 @dataclass(frozen=True)
 class ScoredTargets:
-    """``logprobs`` and ``entropy`` (nats), both [T] with a graph."""
+    """``logprobs`` and ``entropy`` in nats, both [T] with a graph."""
 
     logprobs: Tensor
     entropy: Tensor
 
 
 def score_targets(logits: Tensor, targets: Tensor, temperature: float, vocab_size: int) -> ScoredTargets:
-    """log softmax(logits / temperature) at ``targets`` and that distribution's entropy, in float32 or better.
+    """Compute log softmax(logits / temperature) at ``targets`` and its entropy, in float32 or better.
 
-    ``logits`` [T, V / tp] of this rank, whose columns from ``vocab_size`` on are padding; ``targets`` [T]
-    global ids. Results are equal on every rank.
+    ``logits`` [T, V / tp] are this rank's columns; global columns from ``vocab_size`` on are padding.
+    ``targets`` [T] are global token ids. Results are equal on every rank.
     """
     first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
     real = logits[:, : max(0, vocab_size - first)]
@@ -33,9 +36,9 @@ def score_targets(logits: Tensor, targets: Tensor, temperature: float, vocab_siz
 
 
 class _Score(torch.autograd.Function):
-    """(logits [T, C] of own columns, targets [T] counted from the first of them) -> both of ``Scored``.
+    """Maps this rank's logits [T, C] and targets [T], relative to its first column, to ``ScoredTargets``.
 
-    Backward needs no collective: with p and H of the whole vocabulary, d log p(t) / d logit_v is
+    Backward needs no collective: with p and H over the whole vocabulary, d log p(t) / d logit_v is
     (1[v = t] - p_v) / temperature and d H / d logit_v is -p_v (log p_v + H) / temperature.
     """
 
@@ -45,6 +48,7 @@ class _Score(torch.autograd.Function):
         highest = scaled.max(dim=-1).values
         _all_reduce(highest, torch.distributed.ReduceOp.MAX)
         shifted = scaled.sub_(highest[:, None])
+        # A target on another rank contributes 0 here; the sum over ranks has the one real value.
         owned = (targets >= 0) & (targets < shifted.shape[-1])
         local = targets.clamp(0, shifted.shape[-1] - 1)
         chosen = shifted.gather(-1, local[:, None])[:, 0].masked_fill(~owned, 0.0)
@@ -75,7 +79,7 @@ class _Score(torch.autograd.Function):
 
 
 def _totals(shifted: Tensor) -> tuple[Tensor, Tensor]:
-    """sum_v exp(x_v) and sum_v exp(x_v) x_v over own columns."""
+    """Compute sum_v exp(x_v) and sum_v exp(x_v) x_v over this rank's columns, both [T]."""
     total, weighted = shifted.new_empty(2, len(shifted))
     for rows in _row_chunks(len(shifted)):
         exponentials = shifted[rows].exp()

@@ -1,4 +1,7 @@
-"""Megatron Core's GPTModel for the Qwen3 architecture, over packed rows of trees."""
+"""Megatron Core's GPTModel for the Qwen3 architecture, over packed rows of trees.
+
+Shapes: S tokens in the row, T targets, V the padded vocabulary, D channels per head.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,44 +24,46 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """The tokens of a forest, each once, without padding.
-
-    ``tokens`` [S] int64, ``positions`` [S] int64 of each in its own path, ``layout`` of what sees what,
-    ``targets`` [T] int64 token ids and ``rows`` [T] int64: the row whose logits predict each target.
-    """
+    """The tokens of a forest in one row, each once, without padding; all tensors are int64."""
 
     tokens: Tensor
+    """[S] token ids."""
     positions: Tensor
+    """[S] position of each token in its own path."""
     layout: Layout
+    """Which tokens see which."""
     rows: Tensor
+    """[T] index of the token whose logits predict each target."""
     targets: Tensor
+    """[T] token ids of the targets."""
 
 
 class PositionRotary(nn.Module):
-    """Rotary angles by each token's own position: GPTModel ignores ``position_ids`` under rope."""
+    """Computes rotary angles from each token's own position: GPTModel ignores ``position_ids`` under rope."""
 
     def __init__(self, head_dim: int, theta: float) -> None:
         super().__init__()
-        # float32 as in transformers, whatever the model's dtype: engine and trainer must agree.
+        # Always float32, as in transformers: engine and trainer must agree whatever the model's dtype is.
         self.frequencies = 1.0 / (
             theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
         )
         self.positions = torch.zeros(0)
 
     def get_rotary_seq_len(self, *_: Any, **__: Any) -> int:
+        """Return S; GPTModel asks for it before it calls ``forward``."""
         return len(self.positions)
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
-        """Angles [S, 1, 1, D] of the row set in ``positions``."""
+        """Compute angles [S, 1, 1, D] for the tokens in ``positions``."""
         angles = torch.outer(self.positions.float(), self.frequencies.to(self.positions.device))
         return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
 class PolicyModel(nn.Module):
-    """GPTModel that computes logits at the rows of targets only.
+    """GPTModel that computes logits only where a target is predicted.
 
-    Selecting rows before the output layer saves most of the logits' memory: in agent rollouts most
-    tokens are context.
+    Selecting before the output layer saves most of the logits' memory: in agent rollouts most tokens are
+    context.
     """
 
     def __init__(self, hf: Qwen3Config, dtype: torch.dtype) -> None:
@@ -68,9 +73,9 @@ class PolicyModel(nn.Module):
         self.gpt.output_layer.register_forward_pre_hook(self._select)
 
     def forward(self, row: PackedTokens) -> Tensor:
-        """Logits [T, V / tp] of this tensor-parallel rank, padded vocabulary included."""
+        """Compute this tensor-parallel rank's logits [T, V / tp], padded vocabulary included."""
         self._row, self.gpt.rotary_pos_emb.positions = row, row.positions
-        # "sbhd" keeps Megatron from slicing the angles itself.
+        # With "thd", its format for packed sequences, Megatron would slice the angles itself.
         params = TreeParams(qkv_format="sbhd", layout=row.layout)
         return self.gpt(row.tokens[None], row.positions[None], None, packed_seq_params=params)[0]
 
@@ -80,7 +85,7 @@ class PolicyModel(nn.Module):
 
 
 def check_architecture(hf: Any, tensor_parallel: int) -> None:
-    """Raises BadInput for what this trainer does not compute exactly."""
+    """Raise BadInput for an architecture that this trainer does not compute exactly."""
     scaling = (getattr(hf, "rope_parameters", None) or {}).get("rope_type", "default")
     problems = {
         f"model_type is {hf.model_type!r}, not 'qwen3'": hf.model_type != "qwen3",
@@ -99,12 +104,12 @@ def check_architecture(hf: Any, tensor_parallel: int) -> None:
 
 
 def padded_vocab(vocab_size: int, tensor_parallel: int) -> int:
-    """Megatron cuts the vocabulary into equal parts."""
+    """Round the vocabulary up: Megatron shards it into equal parts."""
     return -(-vocab_size // tensor_parallel) * tensor_parallel
 
 
 def transformer_config(hf: Any, dtype: torch.dtype) -> TransformerConfig:
-    """Megatron's configuration: no fusion, because those kernels need CUDA and Apex."""
+    """Build Megatron's configuration, without fusions: their kernels need CUDA and Apex."""
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
@@ -124,7 +129,7 @@ def transformer_config(hf: Any, dtype: torch.dtype) -> TransformerConfig:
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
-        use_cpu_initialization=True,  # and no initialisation: every weight is loaded
+        use_cpu_initialization=True,  # in fact none, see the next line: every weight is loaded
         perform_initialization=False,
         calculate_per_token_loss=True,  # gradients are summed over replicas, never averaged
         persist_layer_norm=False,
@@ -151,4 +156,4 @@ def _gpt_model(hf: Any, dtype: torch.dtype) -> GPTModel:
         position_embedding_type="rope",
     )
     model.rotary_pos_emb = PositionRotary(hf.head_dim, hf.rope_parameters["rope_theta"])
-    return model.to(dtype)  # in float64 ``params_dtype`` leaves the norms in float32
+    return model.to(dtype)  # for float64, ``params_dtype`` alone would leave the norms in float32

@@ -1,7 +1,7 @@
 """AdamW over Megatron's ``main_grad``: one implementation for every device.
 
-bfloat16 parameters have float32 masters. State is kept by parameter name and in the parameter's shape,
-so that it maps to Hugging Face names like the weights do and does not depend on the parallel layout.
+bfloat16 parameters have float32 masters. State is kept by parameter name and in the parameter's shape, so
+that it maps to Hugging Face names as the weights do, whatever the parallel layout.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ MASTER = "master"
 
 
 class MainGradAdamW:
-    """Owns masters and moments of the named parameters."""
+    """Owns the masters and moments of the named parameters."""
 
     def __init__(self, parameters: Mapping[str, Any], section: OptimizerSection) -> None:
         self._parameters = dict(parameters)
@@ -33,7 +33,7 @@ class MainGradAdamW:
         self.steps = 0
 
     def step(self, scale: float) -> None:
-        """One update with ``main_grad * scale``."""
+        """Update the parameters with ``main_grad * scale``; ``main_grad`` is scaled in place."""
         for name, parameter in self._parameters.items():
             self._masters[name].grad = parameter.main_grad.mul_(scale).to(self._masters[name].dtype)
         self._adamw.step()
@@ -44,7 +44,7 @@ class MainGradAdamW:
                 parameter.data.copy_(self._masters[name])
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """``{"exp_avg": {name: tensor}, ...}`` and the masters where they differ; empty before a step."""
+        """Return ``{"exp_avg": {name: tensor}, ...}``, with masters if there are any; empty before a step."""
         if self.steps == 0:
             return {}
         found = {
@@ -56,7 +56,7 @@ class MainGradAdamW:
         return found
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]], steps: int) -> None:
-        """Take over a saved state, or start afresh from the parameters when ``state`` is empty."""
+        """Restore a saved state, or start afresh from the parameters if ``state`` is empty."""
         self._adamw.state.clear()
         self.steps = steps
         for name, parameter in self._parameters.items():

@@ -1,14 +1,15 @@
-"""One process a rank: the process groups, and how rank 0 makes every rank do the same thing.
+"""One process per rank: the process groups, and the commands by which rank 0 keeps all ranks in step.
 
-Commands travel through the process group's store, not through collectives: a follower can wait there
-for hours in short waits, and a rank can answer that it refused.
+Commands travel through the process group's store, not through collectives: there a follower can wait for
+hours, in short waits, and a rank can answer that it refused.
 
-A refusal (a GyreError, which depends only on what all ranks hold alike) leaves the ranks in step. Any
-other failure on one rank leaves the others in a collective that nobody will join, so it ends the rank:
-SystemExit passes every handler of Exception, and ``ending_at_once`` turns it into the death of the
-process, which gloo's peers see as a closed connection and the supervisor sees whatever the backend.
+A refusal is a GyreError that depends only on state which is equal on all ranks, so it leaves them in step.
+Any other failure on one rank would leave the others in a collective that it never joins, so it ends the
+rank's process: SystemExit passes every handler of Exception, and ``ending_at_once`` exits without
+finalization. The supervisor sees the process end, and gloo's peers see a closed connection.
 """
 
+import itertools
 import os
 import sys
 import traceback
@@ -26,17 +27,17 @@ from gpu_workers.trainer import store_messages
 from gpu_workers.trainer.device import collective_backend
 from gyre.contracts.errors import GyreError
 
-WAIT = timedelta(seconds=30)
-"""One wait of a follower; it waits again as long as rank 0's store answers."""
-ANSWER = timedelta(minutes=30)
-"""Longest any one command may take on a follower."""
-REFUSAL = timedelta(seconds=20)
-"""Longest a follower may take to refuse what rank 0 refused: they decide alike, at the same point."""
+FOLLOWER_WAIT = timedelta(seconds=30)
+"""One wait of a follower for a command; it is repeated as long as rank 0's store answers."""
+COMMAND_LIMIT = timedelta(minutes=30)
+"""Longest time a command may take on a follower."""
+REFUSAL_LIMIT = timedelta(seconds=20)
+"""Longest time a follower may take to refuse what rank 0 refused: all refuse at the same point."""
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one rank made of a command."""
+    """A rank's result of a command, or the reason why it refused."""
 
     value: Any = None
     refusal: str | None = None
@@ -44,9 +45,9 @@ class _Outcome:
 
 @contextmanager
 def ending_at_once() -> Generator[None]:
-    """Whatever escapes the block is printed and ends this process with code 1, without finalisation.
+    """Print any exception that leaves the block and exit with code 1 at once.
 
-    The interpreter's own end would destroy the process groups, and that may wait for ranks that wait.
+    A normal exit would destroy the process groups, which may wait for ranks that wait for this one.
     """
     try:
         yield
@@ -63,30 +64,31 @@ class Ranks:
         self.rank, self.world_size, self.tensor_parallel = rank, world_size, tensor_parallel
         self._store = _store(rank, world_size, rendezvous)
         dist.init_process_group(
-            collective_backend(on), store=self._store, rank=rank, world_size=world_size, timeout=ANSWER
+            collective_backend(on), store=self._store, rank=rank, world_size=world_size, timeout=COMMAND_LIMIT
         )
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel)
         self._next = 0
 
     @property
     def data_parallel(self) -> int:
+        """Number of replicas of the model."""
         return self.world_size // self.tensor_parallel
 
     def call(self, target: object, method: str, *arguments: Any) -> Any:
-        """Run ``target.method(*arguments)`` on every rank; returns rank 0's result."""
+        """Run ``target.method(*arguments)`` on every rank. Returns rank 0's result."""
         return self.spread(target, method, [arguments] * self.data_parallel)[0]
 
     def spread(self, target: object, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run a method with other arguments on each data-parallel replica; returns a result of each.
+        """Run a method on every rank with each replica's own arguments. Returns one result per replica.
 
-        Raises what rank 0 refused with if every rank refused; SystemExit if the ranks are out of step.
+        Raises rank 0's refusal if every rank refused, and SystemExit if the ranks are out of step.
         """
         if self.world_size == 1:
             return [getattr(target, method)(*arguments[0])]
         number, self._next = self._next, self._next + 1
         sent = [f"command/{number}/{replica}" for replica in range(self.data_parallel)]
-        for key, given in zip(sent, arguments, strict=True):
-            store_messages.send(self._store, key, (method, given))
+        for key, own_arguments in zip(sent, arguments, strict=True):
+            store_messages.send(self._store, key, (method, own_arguments))
         refusal: GyreError | None = None
         try:
             own = _Outcome(getattr(target, method)(*arguments[0]))
@@ -94,18 +96,21 @@ class Ranks:
             own, refusal = _Outcome(refusal=str(error)), error
         except Exception as error:
             raise SystemExit(f"rank 0: {method}: {type(error).__name__}: {error}") from error
-        limit = ANSWER if refusal is None else REFUSAL
+        limit = COMMAND_LIMIT if refusal is None else REFUSAL_LIMIT
         outcomes = [own, *(self._answer(number, rank, limit) for rank in range(1, self.world_size))]
         store_messages.forget(self._store, sent)
-        _check_in_step(method, outcomes)
+        refusals = {rank: o.refusal for rank, o in enumerate(outcomes) if o.refusal is not None}
+        if 0 < len(refusals) < len(outcomes):  # the ranks hold different state from here on
+            first = next(iter(refusals.values()))
+            raise SystemExit(f"{method}: only ranks {sorted(refusals)} refused: {first}")
         if refusal is not None:
             raise refusal
         return [outcome.value for outcome in outcomes[:: self.tensor_parallel]]
 
     def follow(self, target: object) -> None:
-        """Do what rank 0 says. Ends with SystemExit when its store is gone or a command failed here."""
+        """Run rank 0's commands. Raises SystemExit when rank 0's store is gone or a command fails here."""
         replica = self.rank // self.tensor_parallel
-        for number in range(1 << 62):
+        for number in itertools.count():
             method, arguments = self._wait(f"command/{number}/{replica}")
             key = f"answer/{number}/{self.rank}"
             try:
@@ -114,15 +119,16 @@ class Ranks:
                 outcome = _Outcome(refusal=str(error))
             except Exception as error:
                 sentence = f"rank {self.rank}: {method}: {type(error).__name__}: {error}"
-                store_messages.send(self._store, key, sentence)  # rank 0 may be waiting here already
+                # Rank 0 may be waiting for this answer already; without one it would wait for the limit.
+                store_messages.send(self._store, key, sentence)
                 raise SystemExit(sentence) from error
             store_messages.send(self._store, key, outcome)
 
     def _wait(self, key: str) -> Any:
         while True:
             try:
-                self._store.wait([key], WAIT)
-            except dist.DistStoreError:  # nothing yet
+                self._store.wait([key], FOLLOWER_WAIT)
+            except dist.DistStoreError:  # no command yet
                 continue
             except dist.DistNetworkError as error:
                 raise SystemExit(f"rank {self.rank}: rank 0 is gone: {error}") from None
@@ -141,14 +147,8 @@ class Ranks:
         return found
 
 
-def _check_in_step(method: str, outcomes: Sequence[_Outcome]) -> None:
-    """Ranks of which some did a command and some refused it hold different things from then on."""
-    refusals = {rank: o.refusal for rank, o in enumerate(outcomes) if o.refusal is not None}
-    if 0 < len(refusals) < len(outcomes):
-        raise SystemExit(f"{method}: only ranks {sorted(refusals)} refused: {next(iter(refusals.values()))}")
-
-
 def _store(rank: int, world_size: int, rendezvous: str) -> Any:
+    """Open the store that all ranks share; rank 0's process serves it."""
     stores: Any = dist  # torch's type stubs do not name its stores
     if world_size == 1:
         return stores.HashStore()

@@ -1,7 +1,7 @@
 """Commands over a Unix socket: one JSON line in, one JSON line out.
 
-Connections have a thread each and may be many; commands run one after the other on the main thread,
-where torch, the process groups and Mooncake live. ``status`` is answered at once.
+Each connection has a thread. Commands run one after another on the main thread, where torch, the process
+groups and Mooncake live; only ``status`` is answered at once.
 """
 
 import queue
@@ -19,10 +19,11 @@ from gyre.contracts.errors import Fenced, GyreError, TrainerFailed
 from gyre.contracts.ids import BatchId
 
 LONGEST_COMMAND_S = 4 * 3600.0
+"""Longest time until a connection gets an error in place of its answer."""
 
 
 class CommandServer:
-    """Serves a trainer of one epoch at a socket path until the process ends."""
+    """Serves the trainer of one epoch at a socket path until the process ends."""
 
     def __init__(self, trainer: Trainer, epoch: int, socket: Path) -> None:
         self._trainer, self._epoch = trainer, epoch
@@ -33,7 +34,7 @@ class CommandServer:
         self._server.answer = self.answer
 
     def serve_forever(self) -> None:
-        """Run commands on this thread."""
+        """Run commands on the calling thread. Does not return."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         while True:
             command, future = self._queue.get()
@@ -42,7 +43,7 @@ class CommandServer:
             self._running = None
 
     def answer(self, line: bytes) -> TrainerAnswer:
-        """What to write back for a line. Called on connection threads."""
+        """Return the answer to one line. Called on connection threads."""
         try:
             command = TrainerCommand.model_validate_json(line)
         except ValidationError as error:
@@ -68,7 +69,7 @@ class CommandServer:
             return _refusal(error)
         except (KeyError, TypeError, ValueError) as error:
             return TrainerAnswer(error=f"{command.command}: {type(error).__name__}: {error}", retryable=False)
-        except Exception as error:  # the boundary of the process: what torch, S3 or Postgres raise
+        except Exception as error:  # the process boundary: anything that torch, S3 or Postgres raise
             return TrainerAnswer(error=f"{command.command}: {type(error).__name__}: {error}", retryable=True)
 
     def _result(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class CommandServer:
 
 
 def _refusal(error: GyreError) -> TrainerAnswer:
-    # A fenced command is for another life: whoever sent it looks at the cell again.
+    # A fenced command is meant for another incarnation; a retry reads the cell again and reaches that one.
     return TrainerAnswer(error=str(error), retryable=error.retryable or isinstance(error, Fenced))
 
 

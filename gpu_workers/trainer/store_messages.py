@@ -1,29 +1,30 @@
-"""Values of any size through the process group's store, from one rank to others."""
+"""Messages of any size between ranks, sent in parts through torch's store."""
 
 import pickle
 from collections.abc import Sequence
 from typing import Any
 
-LONGEST_PART = 4 << 20
-"""Bytes; torch's store ends the connection over which more than 8 MiB come at once."""
+MAX_PART_BYTES = 4 << 20
+"""torch's store closes a connection over which more than 8 MiB come at once."""
 
 
 def send(store: Any, key: str, value: Any) -> None:
-    """Write what `receive` reads; whoever waits for ``key`` finds all of it."""
-    written = pickle.dumps(value)
-    starts = range(0, len(written), LONGEST_PART)
+    """Store a value under a key, from which any rank can `receive` it."""
+    pickled = pickle.dumps(value)
+    starts = range(0, len(pickled), MAX_PART_BYTES)
     for number, start in enumerate(starts):
-        store.set(_part(key, number), written[start : start + LONGEST_PART])
+        store.set(_part(key, number), pickled[start : start + MAX_PART_BYTES])
+    # The key comes last: a rank that waits for it finds every part.
     store.set(key, str(len(starts)))
 
 
 def receive(store: Any, key: str) -> Any:
-    """The value under a key that is there already."""
+    """Return the value under a key that is known to be there."""
     return pickle.loads(b"".join(store.get(part) for part in _parts(store, key)))
 
 
 def forget(store: Any, keys: Sequence[str]) -> None:
-    """Delete what was sent."""
+    """Delete the values under these keys."""
     for key in keys:
         for part in _parts(store, key):
             store.delete_key(part)

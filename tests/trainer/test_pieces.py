@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from db.models import BatchExecutionRow
-from gpu_workers.trainer.batch import BatchWork, metrics_of, needing_gradient
+from gpu_workers.trainer.batch import BatchWork, needing_gradient
 from gpu_workers.trainer.data import TargetPath, pack
 from gpu_workers.trainer.replica import Replica, Sums
 from gyre.contracts.errors import TrainerFailed
@@ -95,8 +95,8 @@ def test_what_was_kept_is_decided_once(replica: Replica, side: int) -> None:
     moved = any(tensor.any() for tensor in (replica.gradients() or {}).values())
     assert moved == (result.kept == ("e",)) == bool(needing_gradient([path], known, CAPPED)) == (side < 0)
     row = BatchExecutionRow(execution_id="e", advantage=1.0, num_targets=len(path.targets))
-    work = BatchWork(BATCH, {"e": row}, results={0: result})
-    metrics = metrics_of(work, CAPPED, 1)
+    work = BatchWork(BATCH, {"e": row}, accumulated={0: result})
+    metrics = work.metrics(CAPPED, 1)
     assert (metrics["skipped"], metrics["num_kept"]) == (not moved, int(moved))
 
 
@@ -107,14 +107,14 @@ def test_statistics_do_not_depend_on_how_executions_are_cut(replica: Replica) ->
         *execution(replica, 0.0, 1.0, name="kept"),
     ]
     rows = {name: BatchExecutionRow(execution_id=name, advantage=1.0) for name in ("clipped", "kept")}
-    whole = BatchWork(BATCH, rows, results={0: replica.accumulate(paths, {}, CAPPED, 1.0)})
+    whole = BatchWork(BATCH, rows, accumulated={0: replica.accumulate(paths, {}, CAPPED, 1.0)})
     pieces = [[path] for path in paths]
     cut = BatchWork(BATCH, rows, {i: replica.score(piece, CAPPED, 1.0) for i, piece in enumerate(pieces)})
-    known = cut.whole_sums()
+    known = cut.scored_sums()
     for index, piece in enumerate(pieces, len(pieces)):
         part = needing_gradient(piece, known, CAPPED)
-        cut.results[index] = replica.accumulate(part, known, CAPPED, 1.0)
-    one, other = (metrics_of(work, CAPPED, 2) for work in (whole, cut))
+        cut.accumulated[index] = replica.accumulate(part, known, CAPPED, 1.0)
+    one, other = (work.metrics(CAPPED, 2) for work in (whole, cut))
     for name in ("num_tokens", "num_path_tokens"):  # what pieces share is computed in each
         del one[name], other[name]
     assert one == pytest.approx(other, rel=1e-9)
