@@ -1,26 +1,26 @@
-"""What `gyre bench tree` promises, and whether a measurement keeps it."""
+"""The bars of `gyre bench tree`: the least gain and the most memory that a measurement must show."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-LEAST_FRACTION = 0.85
-"""Of the work ratio, as a gain in time, for trees that share much."""
-LEAST_GAIN = 1.0
-"""For trees that share little."""
-MUCH = 3.0
-"""The work ratio from which a tree shares much."""
+MIN_FRACTION = 0.85
+"""Least gain in time, as a fraction of the work ratio, for trees that share much."""
+MIN_GAIN = 1.0
+"""Least gain in time for trees that share little."""
+MUCH_SHARED = 3.0
+"""Work ratio from which a tree counts as sharing much."""
 
 
 def bars(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Name -> ``bar``, what was ``seen`` and whether that ``met`` it: two bars a row."""
+    """Return two bars per row by name: the ``bar``, the value ``seen``, and whether it was ``met``."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = f"{row['path_tokens']} tokens, ratio {row['work_ratio']:.1f}"
-        if row["work_ratio"] >= MUCH:
+        if row["work_ratio"] >= MUCH_SHARED:
             seen = row["fraction_of_ratio"]
-            found[f"{name}: fraction of the ratio"] = _bar(LEAST_FRACTION, seen, seen >= LEAST_FRACTION)
+            found[f"{name}: fraction of the ratio"] = _bar(MIN_FRACTION, seen, seen >= MIN_FRACTION)
         else:
-            found[f"{name}: gain"] = _bar(LEAST_GAIN, row["gain"], row["gain"] >= LEAST_GAIN)
+            found[f"{name}: gain"] = _bar(MIN_GAIN, row["gain"], row["gain"] >= MIN_GAIN)
         flat, tree = row["flat_peak_bytes"], row["tree_peak_bytes"]
         found[f"{name}: peak bytes"] = _bar(flat, tree, tree <= flat)
     return found

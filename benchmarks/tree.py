@@ -1,18 +1,19 @@
-"""Training on trees against training on their separate paths: time, work and memory, side by side.
+"""Training on trees compared with training on their separate paths: time, work and memory.
 
-Both sides do the same gradient through the same Megatron model and the same loss, forward and backward, at
-one token budget a micro-step. Tree: the product. Flat: every path from its root on, packed by the same rule,
-with ``scaled_dot_product_attention(is_causal=True)`` on each path, unpadded. The two alternate in one
-process, and a side's time is the least of the repeats, because what else a machine does only adds. The
-processor seconds of both are there too: on a busy machine they say more.
+Both sides compute the same gradient with the same Megatron model and the same loss, forward and backward, at
+one token budget per micro-step. Tree is the product. Flat trains every path from its root, packed by the same
+rule, with ``scaled_dot_product_attention(is_causal=True)`` on each path, unpadded. The sides alternate in one
+process. A side's time is the least of the repeats, because other load on the machine can only add to it. CPU
+seconds are reported too; on a busy machine they say more.
 
-The work ratio is the exact floating point operations of flat over those of the tree, matrix products only,
-with linear layers, output layer and attention counted apart: a linear layer three products (forward, and two
-gradients), attention two forward and five backward (the fused kernels compute the scores again) for each pair
-of a query and a key that it sees.
+The work ratio is the exact number of floating point operations of flat divided by those of the tree. Only
+matrix products count: three per linear layer and output layer (forward and two gradients), and seven for
+attention (two forward, five backward, since the fused kernels recompute the scores) for each pair of a query
+and a key that it sees.
 
-Peak memory is what the resident size of a fresh process grows by over the fullest micro-step. The two sides
-fill the budget unequally, and a tree's row has all targets: tokens and targets of the measured rows are told.
+Peak memory is the growth of a fresh process's resident size during the fullest micro-step. The sides fill the
+budget unequally, and a tree's row has all the targets, so the tokens and targets of the measured rows are
+reported as well.
 """
 
 import multiprocessing
@@ -32,7 +33,7 @@ from rich.table import Table
 from transformers import Qwen3Config
 
 with warnings.catch_warnings():
-    # Megatron warns of optional packages that a CPU has no use for.
+    # Megatron warns about optional packages that only serve GPUs.
     warnings.simplefilter("ignore")
     from benchmarks.tree_flat import SegmentAttention
     from gpu_workers.trainer.data import TargetPath
@@ -48,7 +49,7 @@ from gyre.trajectory.packing import Item, pack
 THREADS, REPEATS, BUDGET = 2, 3, 16_384
 SEED = 1
 SECTION = LossSection(form="truncated")
-"""Without a clip, so that neither side leaves out a backward pass."""
+"""A loss without clipping, so that neither side skips a backward pass."""
 MODEL = Qwen3Config(
     vocab_size=4096,
     hidden_size=256,
@@ -70,14 +71,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """``num_executions`` trees of one kind, which fit the budget together."""
+    """``num_executions`` trees of one kind, which together fit the token budget."""
 
     path_tokens: int
     num_executions: int
     growth: Growth
 
 
-# From a compaction and a sub-agent that leave early, to many retries of late turns.
+# At one end compaction and a sub-agent branch early, at the other many late turns are retried.
 CASES = (
     Case(2048, 4, Growth(3, (0.25, 0.75), (0.6, 1.0))),
     Case(2048, 4, Growth(9, (0.85, 1.0), (0.9, 1.0))),
@@ -91,7 +92,7 @@ QUICK_CASES = (Case(512, 1, Growth(3, (0.6, 0.9))),)
 
 @dataclass(frozen=True)
 class Work:
-    """Floating point operations of forward and backward."""
+    """Floating point operations of forward and backward together."""
 
     linear: float
     output: float
@@ -99,11 +100,12 @@ class Work:
 
     @property
     def total(self) -> float:
+        """Add up the parts."""
         return self.linear + self.output + self.attention
 
 
 def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
-    """All cases. ``quick`` is one small tree, once."""
+    """Measure all cases, or with ``quick`` one small tree once."""
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     Ranks(0, 1, "", 1, CPU)
@@ -113,7 +115,7 @@ def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
     for case in QUICK_CASES if quick else CASES:
         rows.append(_row(case, tree, flat, 1 if quick else REPEATS))
         say(
-            "{path_tokens} tokens a path: work ratio {work_ratio}, gain {gain}, cpu {cpu_gain}".format(
+            "{path_tokens} tokens per path: work ratio {work_ratio}, gain {gain}, cpu {cpu_gain}".format(
                 **rows[-1]
             )
         )
@@ -132,9 +134,9 @@ def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
 
 
 def show(console: Console, document: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print the document as a table."""
     table = Table(
-        "tokens a path", "work ratio", "flat s", "tree s", "gain", "of the ratio", "flat MB", "tree MB"
+        "tokens per path", "work ratio", "flat s", "tree s", "gain", "of the ratio", "flat MB", "tree MB"
     )
     for row in document["rows"]:
         table.add_row(
@@ -146,7 +148,7 @@ def show(console: Console, document: dict[str, Any]) -> None:
 
 
 def new_replica(*, flat: bool) -> Replica:
-    """Random weights, the same on both sides."""
+    """Make a replica with random weights that are the same on both sides."""
     made = Replica(MODEL, "float32", OptimizerSection(), CPU)
     rng = torch.Generator().manual_seed(SEED)
     for name, parameter in sorted(made.policy.gpt.named_parameters()):
@@ -158,6 +160,7 @@ def new_replica(*, flat: bool) -> Replica:
 
 
 def _row(case: Case, tree: Replica, flat: Replica, repeats: int) -> dict[str, Any]:
+    """Measure both sides of a case."""
     paths = paths_of(case)
     sides = {"flat": (flat, micro_steps(separate(paths))), "tree": (tree, micro_steps(paths))}
     times: dict[str, list[float]] = {"flat": [], "tree": []}
@@ -198,7 +201,7 @@ def _row(case: Case, tree: Replica, flat: Replica, repeats: int) -> dict[str, An
 
 
 def paths_of(case: Case) -> list[TargetPath]:
-    """The same at every call."""
+    """Make a case's paths, the same at every call."""
     rng = np.random.default_rng(SEED)
     return [
         path
@@ -208,7 +211,7 @@ def paths_of(case: Case) -> list[TargetPath]:
 
 
 def separate(paths: Sequence[TargetPath]) -> list[TargetPath]:
-    """Nothing shared, and each path an execution of its own, so that it is packed wherever it fits."""
+    """Share nothing, and make each path a separate execution, so that it is packed wherever it fits."""
     return [
         replace(path, execution_id=f"{i:04}", segments=[(f"{i}", len(path.tokens) - 1)])
         for i, path in enumerate(paths)
@@ -216,14 +219,14 @@ def separate(paths: Sequence[TargetPath]) -> list[TargetPath]:
 
 
 def micro_steps(paths: Sequence[TargetPath]) -> list[list[TargetPath]]:
-    """As the product packs them where nothing is clipped."""
+    """Pack paths as the product does when nothing is clipped."""
     items = [Item(f"{i:04}", path.execution_id, path.segments) for i, path in enumerate(paths)]
     steps = pack(items, budget=BUDGET, scored=())
     return [[paths[int(name)] for name in step.trajectory_ids] for step in steps]
 
 
 def work_of(layouts: Sequence[Layout], num_targets: int) -> Work:
-    """Two operations a multiplication and addition; see the module's text for the number of products."""
+    """Count two operations per multiply-add; the module docstring has the numbers of products."""
     heads = MODEL.num_attention_heads * MODEL.head_dim
     groups = MODEL.num_key_value_heads * MODEL.head_dim
     weights = MODEL.hidden_size * (2 * heads + 2 * groups + 3 * MODEL.intermediate_size)
@@ -250,8 +253,7 @@ def _seconds(replica: Replica, steps: Sequence[Sequence[TargetPath]]) -> float:
 
 
 def peak_of(case: Case, *, flat: bool) -> dict[str, int]:
-    """``bytes`` of one side's fullest micro-step, measured in a process of its own; its ``tokens`` and
-    ``targets``."""
+    """Measure ``bytes``, ``tokens`` and ``targets`` of one side's fullest micro-step in a new process."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure_peak, args=(sender, case, flat))
@@ -268,15 +270,12 @@ def _measure_peak(sender: Connection, case: Case, flat: bool) -> None:
     Ranks(0, 1, "", 1, CPU)
     replica, paths = new_replica(flat=flat), paths_of(case)
     steps = micro_steps(separate(paths) if flat else paths)
-    _seconds(replica, [separate(paths_of(QUICK_CASES[0]))])  # what is allocated once and for all
-    tokens, fullest = max(((_num_tokens(step), step) for step in steps), key=lambda pair: pair[0])
+    _seconds(replica, [separate(paths_of(QUICK_CASES[0]))])  # allocates everything that stays
+    counts = [lay_out([path.segments for path in step]).num_tokens for step in steps]
+    tokens, fullest = max(zip(counts, steps, strict=True), key=lambda pair: pair[0])
     before = psutil.Process().memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
     _seconds(replica, [fullest])
     _, _, peak = Path("/proc/self/status").read_text().partition("VmHWM:")
     targets = sum(len(path.targets) for path in fullest)
     sender.send({"bytes": int(peak.split()[0]) * 1024 - before, "tokens": tokens, "targets": targets})
-
-
-def _num_tokens(step: Sequence[TargetPath]) -> int:
-    return lay_out([path.segments for path in step]).num_tokens

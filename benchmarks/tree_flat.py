@@ -1,4 +1,4 @@
-"""Core attention of flat training: torch's own, causal on each path of the row, nothing shared."""
+"""Core attention of flat training: torch's own, causal within each path of the row."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gpu_workers.trainer.attention import TreeParams
 
 
 class SegmentAttention(nn.Module):
-    """For rows of separate paths; a drop-in for the product's core attention."""
+    """Drop-in for the product's core attention, for rows of separate paths."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class SegmentAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: TreeParams, **__: Any
     ) -> Tensor:
-        """query [S, 1, H, D], key and value [S, 1, G, D] with G dividing H; returns [S, 1, H * D]."""
+        """Attend with query [S, 1, H, D], key and value [S, 1, G, D] (G divides H); return [S, 1, H * D]."""
         layout = packed_seq_params.layout
         assert layout is not None
         assert not layout.blocks, "these paths share something"

@@ -1,4 +1,4 @@
-"""Executions as trees of turns: what compaction, sub-agents and retries leave behind, seeded."""
+"""Seeded trees of turns, shaped as compaction, sub-agents and retries shape them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,22 @@ from gyre.trajectory.extraction import ExtractionNode, extract
 from gyre.trajectory.layout import head, segments_to
 
 TOOL_TOKENS, ANSWER_TOKENS = (30, 150), (15, 60)
-"""Tokens of a tool's output and of an answer, uniform: a quarter to a third of what is new is sampled."""
+"""Ranges of tokens per tool output and per answer, uniform: 25 to 33 % of new tokens are sampled."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How an execution branches: ``num_paths`` paths, each but the first leaving an earlier one after a part
-    of its tokens between ``shared`` and ending at a part of the longest between ``length``."""
+    """The way an execution branches. Ranges are uniform fractions."""
 
     num_paths: int
     shared: tuple[float, float]
+    """Fraction of an earlier path's tokens after which a new path leaves it."""
     length: tuple[float, float] = (0.8, 1.0)
+    """Length of a new path as a fraction of the longest path."""
 
 
 def grow(rng: np.random.Generator, path_tokens: int, growth: Growth) -> list[ExtractionNode]:
-    """A tree whose longest path has ``path_tokens``; a branch may leave inside a node, as a retry does."""
+    """Grow a tree with a longest path of about ``path_tokens``; a branch may leave inside a node, as a retry does."""
     nodes, leaves = list[ExtractionNode](), list[ExtractionNode]()
     for number in range(growth.num_paths):
         end = path_tokens if number == 0 else int(path_tokens * rng.uniform(*growth.length))
@@ -38,7 +39,7 @@ def grow(rng: np.random.Generator, path_tokens: int, growth: Growth) -> list[Ext
 
 
 def _point(nodes: Sequence[ExtractionNode], leaf: ExtractionNode, depth: int) -> tuple[ExtractionNode, int]:
-    """The place after ``depth`` tokens of the path to a leaf."""
+    """Find the node and offset after ``depth`` tokens of the path to a leaf."""
     by_id, node = {node.id: node for node in nodes}, leaf
     while node.position >= depth:
         node = by_id[node.parent_id or ""]
@@ -52,7 +53,7 @@ def _extend(
     offset: int,
     end: int,
 ) -> ExtractionNode:
-    """Turns, tool output then answer, up to a path of about ``end`` tokens; the last is an answer."""
+    """Add turns of tool output and answer until the path has about ``end`` tokens and ends with an answer."""
     position = parent.position + offset if parent else 0
     sampled = False
     while position < end or not sampled:
@@ -69,7 +70,7 @@ def _extend(
 def sample(
     rng: np.random.Generator, nodes: Sequence[ExtractionNode], execution: str, vocab_size: int
 ) -> list[TargetPath]:
-    """All trajectories of the tree, with random tokens."""
+    """Extract all trajectories of a tree, with random tokens."""
     by_id = {node.id: node for node in nodes}
     ids = {node.id: rng.integers(0, vocab_size, node.num_tokens) for node in nodes}
     found = extract(nodes, max_paths=len(nodes), seed=execution)

@@ -1,4 +1,4 @@
-"""A tiny Qwen3 model, the process groups of one rank, and a run with a batch in real Postgres."""
+"""Fixtures for the trainer: the process groups of one rank, a tiny Qwen3 model, a replica that holds it."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3Config
 
 with warnings.catch_warnings():
-    # Importing Megatron warns: of torch.jit in torch._inductor, and of modules of its own.
+    # Importing Megatron warns about torch.jit in torch._inductor and about deprecated modules of Megatron.
     warnings.simplefilter("ignore")
     from gpu_workers.trainer.ranks import Ranks
     from gpu_workers.trainer.replica import Replica
@@ -19,12 +19,13 @@ from tests.trainer.models import save_model, tiny_config
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Megatron's own RowParallelLinear passes no group to its own function, which then warns.
+    # Megatron's RowParallelLinear calls a Megatron function without a group, and the function warns about it.
     config.addinivalue_line("filterwarnings", "ignore:.*tp_group is None:DeprecationWarning")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ranks() -> Iterator[Ranks]:
+    """Yield the process groups of a single rank; Megatron allows one set per process."""
     torch.set_num_threads(1)
     yield Ranks(0, 1, "", 1, torch.device("cpu"))
     torch.distributed.destroy_process_group()
@@ -42,7 +43,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def replica(model_dir: Path) -> Replica:
-    """In float64, so that differences are rounding and nothing else."""
+    """Make a replica in float64, so that differences are rounding and nothing else."""
     made = Replica(tiny_config(tied=True), "float64", OptimizerSection(lr=1e-2), torch.device("cpu"))
     made.load(str(model_dir / "model.safetensors"), None)
     made.begin()

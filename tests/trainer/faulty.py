@@ -1,4 +1,4 @@
-"""Ranks of which one fails."""
+"""Scripts for two ranks, one of which may fail."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ from gyre.contracts.errors import TrainerFailed
 
 
 class Faulty:
-    """What ranks are told to do here; ``ranks`` names those that fail."""
+    """The commands of these scripts; ``ranks`` names the ranks on which a command fails."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
     def reduce(self, ranks: Sequence[int] = ()) -> float:
-        """A collective that a rank which fails does not join."""
+        """Join a collective, unless this rank fails before it."""
         if self._rank in ranks:
             raise RuntimeError("no memory left")
         total = torch.ones(1)
@@ -28,8 +28,8 @@ class Faulty:
         if self._rank in ranks:
             raise TrainerFailed("the gradient norm is nan")
 
-    def echo(self, said: bytes) -> bytes:
-        return said
+    def echo(self, sent: bytes) -> bytes:
+        return sent
 
     def die(self, ranks: Sequence[int]) -> None:
         if self._rank in ranks:
@@ -37,7 +37,7 @@ class Faulty:
 
 
 def main(rank: int, rendezvous: str, method: str, failing: Sequence[int]) -> None:
-    """Agree, refuse together, agree again; then fail as told."""
+    """Reduce, refuse on both ranks, reduce again; then run ``method``, which fails on ``failing``."""
     ranks = Ranks(rank, 2, rendezvous, 1, torch.device("cpu"))
     target = Faulty(rank)
     if rank:
@@ -50,14 +50,14 @@ def main(rank: int, rendezvous: str, method: str, failing: Sequence[int]) -> Non
         ranks.call(target, method, failing)
 
 
-def say_much(rank: int, rendezvous: str) -> None:
-    """More than torch's store takes at once, to two replicas and back."""
+def echo_large(rank: int, rendezvous: str) -> None:
+    """Send more than torch's store takes at once to two replicas and back."""
     ranks = Ranks(rank, 2, rendezvous, 1, torch.device("cpu"))
     target = Faulty(rank)
     if rank:
         ranks.follow(target)
-    said = [(bytes([replica]) * (9 << 20),) for replica in range(2)]
-    assert ranks.spread(target, "echo", said) == [only for (only,) in said]
+    sent = [bytes([replica]) * (9 << 20) for replica in range(2)]
+    assert ranks.spread(target, "echo", [(part,) for part in sent]) == sent
     assert ranks.call(target, "echo", b"") == b""
 
 

@@ -1,8 +1,8 @@
-"""Models, paths and trees for tests."""
+"""Tiny models, target paths and trees."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import TargetPath
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from gyre.trajectory.layout import head, segments_to
 
 
 def tiny_config(*, tied: bool, vocab_size: int = 61) -> Qwen3Config:
-    """An odd vocabulary, so that tensor parallelism has to pad it."""
+    """Return a two-layer model with an odd vocabulary, which tensor parallelism has to pad."""
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=32,
@@ -30,7 +30,7 @@ def tiny_config(*, tied: bool, vocab_size: int = 61) -> Qwen3Config:
 
 
 def make_model(hf: Qwen3Config, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
-    """Random weights; norms too, because ones would hide a mixed-up norm."""
+    """Make a model with random weights, norms included: norms of one would hide that two were swapped."""
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(hf)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def random_path(
     length: int = 20,
     num_targets: int | None = None,
 ) -> TargetPath:
-    """A path whose later half are targets, sampled by nobody in particular."""
+    """Make a path whose later half are targets, with random log-probabilities."""
     rng = np.random.default_rng(seed)
     targets = np.arange(length // 2, length)
     return TargetPath(
@@ -67,7 +67,7 @@ def random_path(
 
 
 def random_nodes(rng: np.random.Generator, count: int, max_tokens: int = 9) -> list[ExtractionNode]:
-    """A tree that branches anywhere, inside nodes too; all but its root was sampled."""
+    """Make a tree that branches anywhere, also inside nodes; every node but the root was sampled."""
     nodes = list[ExtractionNode]()
     for index in range(count):
         parent = nodes[rng.integers(index)] if index else None
@@ -89,7 +89,7 @@ def random_nodes(rng: np.random.Generator, count: int, max_tokens: int = 9) -> l
 def paths_of(
     nodes: Sequence[ExtractionNode], rng: np.random.Generator, execution: str = "e", advantage: float = 1.0
 ) -> list[TargetPath]:
-    """Every trajectory that extraction finds, with tokens and log-probabilities sampled by nobody."""
+    """Extract every trajectory of a tree, with random tokens and log-probabilities."""
     by_id = {node.id: node for node in nodes}
     ids = {node.id: rng.integers(0, 61, node.num_tokens) for node in nodes}
     logprobs = {node.id: rng.uniform(-6, -3, node.num_tokens).astype(np.float32) for node in nodes}
@@ -115,6 +115,6 @@ def paths_of(
     return paths
 
 
-def apart(paths: Sequence[TargetPath]) -> list[TargetPath]:
-    """The same paths with nothing shared: flat training."""
-    return [replace(path, segments=[(f"apart/{i}", len(path.tokens) - 1)]) for i, path in enumerate(paths)]
+def separated(paths: Sequence[TargetPath]) -> list[TargetPath]:
+    """Return the same paths with nothing shared, as in flat training."""
+    return [replace(path, segments=[(f"separate/{i}", len(path.tokens) - 1)]) for i, path in enumerate(paths)]

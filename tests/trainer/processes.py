@@ -1,4 +1,4 @@
-"""Ranks as processes: Megatron is imported once, by a server from which each rank is forked."""
+"""Ranks as processes: a fork server imports Megatron once, and each rank is forked from it."""
 
 import multiprocessing
 import sys
@@ -14,16 +14,16 @@ from gyre.host.ports import HOST, choose_port
 
 WORLD_SIZE = 2
 END_S = 60.0
-"""Far below the limits of a command and of a collective, 30 minutes; far above what a busy machine needs."""
+"""Far below the 30 minutes of a command or collective, far above what a busy machine needs."""
 
 
 def start_ranks(main: Callable[..., None], folder: Path, *arguments: Any) -> Sequence[BaseProcess]:
-    """Start ``main(rank, rendezvous, *arguments)`` on each rank; what it says is in ``<rank>.log``."""
+    """Start ``main(rank, rendezvous, *arguments)`` on each rank; its stderr goes to ``<rank>.log``."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.trainer.rank", "tests.trainer.faulty"])
-    given = (f"{HOST}:{choose_port(set())}", *arguments)
+    shared = (f"{HOST}:{choose_port(set())}", *arguments)
     processes = [
-        context.Process(target=_run, args=(main, folder / f"{rank}.log", rank, *given), daemon=True)
+        context.Process(target=_run, args=(main, folder / f"{rank}.log", rank, *shared), daemon=True)
         for rank in range(WORLD_SIZE)
     ]
     for process in processes:
@@ -32,7 +32,7 @@ def start_ranks(main: Callable[..., None], folder: Path, *arguments: Any) -> Seq
 
 
 def run_ranks(main: Callable[..., None], folder: Path, *arguments: Any) -> tuple[list[int | None], list[str]]:
-    """Exit codes and what was said, by rank; None for a rank that still waits after a minute."""
+    """Return exit codes and stderr by rank; the code is None for a rank still running after ``END_S``."""
     processes = start_ranks(main, folder, *arguments)
     for process in processes:
         process.join(END_S)

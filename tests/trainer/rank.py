@@ -1,4 +1,4 @@
-"""One rank of a replica that trains on fixed paths; rank 0 writes the weights that result."""
+"""A script for one of two ranks that train on fixed paths; rank 0 writes the resulting weights."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from gpu_workers.trainer.data import TargetPath
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection, OptimizerSection
-from tests.trainer.models import apart, paths_of, random_nodes, random_path, tiny_config
+from tests.trainer.models import paths_of, random_nodes, random_path, separated, tiny_config
 
-UPDATES, STEPS_AN_UPDATE, CLIP_NORM = 2, 4, 0.05
+UPDATES, STEPS_PER_UPDATE, CLIP_NORM = 2, 4, 0.05
 SECTION = LossSection(form="truncated", kl_coefficient=0.1, entropy_coefficient=0.1)
 
 
 def train(
     ranks: Ranks, weights_file: str, *, tied: bool, dtype: str, flat: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Updates over the same micro-steps in every layout; weights, moments and norms, on rank 0.
+    """Train on the same micro-steps in any layout. Returns weights, moments and norms on rank 0.
 
     ``flat`` trains the same paths with nothing shared.
     """
@@ -31,19 +31,19 @@ def train(
     norms = list[float]()
     for update in range(UPDATES):
         ranks.call(replica, "begin")
-        steps = [step_paths(update, index) for index in range(STEPS_AN_UPDATE)]
-        steps = [apart(paths) for paths in steps] if flat else steps
-        for start in range(0, STEPS_AN_UPDATE, ranks.data_parallel):
+        steps = [step_paths(update, index) for index in range(STEPS_PER_UPDATE)]
+        steps = [separated(paths) for paths in steps] if flat else steps
+        for start in range(0, STEPS_PER_UPDATE, ranks.data_parallel):
             parts = steps[start : start + ranks.data_parallel]
             ranks.spread(replica, "accumulate", [(part, {}, SECTION, 0.8) for part in parts])
-        norms.append(ranks.call(replica, "close", 2 * STEPS_AN_UPDATE, CLIP_NORM).grad_norm)
+        norms.append(ranks.call(replica, "close", 2 * STEPS_PER_UPDATE, CLIP_NORM).grad_norm)
     named = ranks.call(replica, "export")
     moments, _ = ranks.call(replica, "export_optimizer")
     return {**named, **moments, "norms": torch.tensor(norms, dtype=torch.float64)}
 
 
 def step_paths(update: int, index: int) -> list[TargetPath]:
-    """An execution with a tree of paths, and one with a path alone."""
+    """Make the paths of two executions: a tree, and a single path."""
     seed = 100 * update + 10 * index
     rng = np.random.default_rng(seed)
     return [

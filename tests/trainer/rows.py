@@ -1,4 +1,4 @@
-"""Rows of a run with one batch: trees, trajectories, micro-steps."""
+"""Database rows of a run with batches: trees, trajectories, micro-steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ BATCH = batch_id(RUN, 1)
 
 @dataclass(frozen=True)
 class Turns:
-    """An execution as alternating context and sampled nodes; each trajectory is a leaf of its own branch."""
+    """An execution of alternating context and sampled nodes; each trajectory ends a branch."""
 
     advantage: float
     lengths: Sequence[tuple[int, int]] = ((6, 4), (3, 5))
-    """(context, sampled) tokens of each trajectory; they share the first trajectory's first 2 tokens."""
+    """(context, sampled) tokens per trajectory; all share the first trajectory's first 2 tokens."""
     seed: int = 0
 
 
@@ -51,7 +51,7 @@ def run_config(model_dir: Path, **sections: dict[str, object]) -> RunFile:
 
 
 def add_run(database: Database, config: RunFile) -> None:
-    """A run with one cell at epoch 1."""
+    """Insert a run with one cell at epoch 1."""
     with transaction(database) as session:
         session.add(RunRow(id=RUN, status="running", secret=b"k"))
         session.flush()
@@ -67,7 +67,7 @@ def add_batch(
     *,
     version: int = 1,
 ) -> None:
-    """A batch of one group; ``steps`` are (kind, [(execution, trajectory), ...])."""
+    """Insert a batch of one group; ``steps`` are (kind, [(execution, trajectory), ...])."""
     batch, group = batch_id(RUN, version), group_id(RUN, version)
     with transaction(database) as session:
         session.add(BatchRow(id=batch, run_id=RUN, version=version, num_executions=len(executions)))
@@ -144,7 +144,7 @@ def _add_branch(
     sampled: int,
     rng: np.random.Generator,
 ) -> None:
-    """A context node and a sampled node; a later branch leaves the first context node after 2 tokens."""
+    """Insert a context and a sampled node; every branch but the first leaves the root after 2 tokens."""
     name = execution_id(group_id(RUN, version), index)
     attempt = attempt_id(name, 0)
     root = node_id(attempt, 0) if branch else None
@@ -178,7 +178,7 @@ def _add_branch(
 def _trajectory(
     version: int, execution: str, index: int, leaf: str, num_tokens: int, num_targets: int
 ) -> TrajectoryRow:
-    """The path to a leaf whose last node is the target."""
+    """Make the trajectory to a leaf, the only node of which the tokens are targets."""
     return TrajectoryRow(
         id=f"{execution}/trajectory/{index}",
         execution_id=execution,

@@ -1,8 +1,9 @@
-"""A run in bfloat16: what it trains, what its masters keep, and what the engine makes of its weights."""
+"""Training in bfloat16: fp32 masters, exact sums over branches, and agreement with the engine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import TargetPath
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from app.audit.versions import MAX_GAP
 from db import training
 from db.object_store import BlobStore
 from db.session import Database, transaction
-from gpu_workers.trainer import data
-from gpu_workers.trainer.attention import _TreeAttention
+from gpu_workers.trainer.attention import TreeAttention, TreeParams
+from gpu_workers.trainer.data import TargetPath
 from gpu_workers.trainer.optimizer import MainGradAdamW
 from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
@@ -33,8 +34,8 @@ CPU = torch.device("cpu")
 VOCAB, PROMPT, TOKENS, ANSWERS = 61, 24, 100, 8
 
 
-def test_masters_add_up_steps_that_bfloat16_loses() -> None:
-    """In [1/2, 1) bfloat16 has steps of 2**-8 = 3.9e-3; an update of 5e-4 is an eighth of one."""
+def test_masters_accumulate_updates_that_bfloat16_loses() -> None:
+    """In [1/2, 1) bfloat16 numbers are 2**-8 = 3.9e-3 apart; an update of 5e-4 is an eighth of that."""
     section, start, num_steps = OptimizerSection(lr=5e-4), 0.75, 8
     kept: Any = nn.Parameter(torch.full((4,), start, dtype=torch.bfloat16))
     lost = nn.Parameter(kept.detach().clone())
@@ -43,7 +44,7 @@ def test_masters_add_up_steps_that_bfloat16_loses() -> None:
         kept.main_grad, lost.grad = torch.ones(4), torch.ones(4, dtype=torch.bfloat16)
         ours.step(1.0)
         alone.step()
-        assert number or kept.eq(start).all(), "one step is less than half of what bfloat16 can tell"
+        assert number or kept.eq(start).all(), "one update is under half the gap between bfloat16 numbers"
     assert lost.eq(start).all()
     assert kept.eq(start - 2**-8).all()
     # With a constant gradient each step of Adam is the learning rate.
@@ -51,34 +52,37 @@ def test_masters_add_up_steps_that_bfloat16_loses() -> None:
 
 
 def test_a_prefix_of_many_branches_is_as_exact_as_flat_training() -> None:
-    """Gradients of keys and values that 20 branches share, each leaving one token later, against float32: the
-    branches' sum is no worse than that of separate paths, which is made in float32."""
+    """20 branches leave a prefix, each one token later. Measured against float32, the gradients of the
+    prefix's keys and values are no worse than those of separate paths, which are added in float32."""
     prefix, tail, branches = 40, 12, 20
     segments = [[("p", prefix + i), (f"b{i}", tail)] for i in range(branches)]
     layout = lay_out(segments)
     rng = torch.Generator().manual_seed(0)
-    given = [torch.randn(layout.num_tokens, heads, 16, generator=rng).bfloat16() for heads in (4, 2, 2, 4)]
-    given[3][layout.rows[-1][: prefix + branches]] = 0  # what the prefix answers would be there once a path
-    exact = attended(layout, [tensor.float() for tensor in given])
-    tree = attended(layout, given)
+    inputs = [torch.randn(layout.num_tokens, heads, 16, generator=rng).bfloat16() for heads in (4, 2, 2, 4)]
+    # The prefix's own outputs get no gradient: separate paths would count it once per path.
+    inputs[3][layout.rows[-1][: prefix + branches]] = 0
+    exact = key_value_gradients(layout, [tensor.float() for tensor in inputs])
+    tree = key_value_gradients(layout, inputs)
     flat = [torch.zeros_like(tensor) for tensor in exact]
     for rows in layout.rows:
         alone = lay_out([[("p", len(rows))]])
-        for total, part in zip(flat, attended(alone, [tensor[rows] for tensor in given]), strict=True):
+        for total, part in zip(flat, key_value_gradients(alone, [t[rows] for t in inputs]), strict=True):
             total[rows] += part.float()
     for name, one, other, best in zip("kv", tree, flat, exact, strict=True):
         shared = layout.rows[0][:prefix]
         errors = [
             (found[shared].float() - best[shared]).norm() / best[shared].norm() for found in (one, other)
         ]
-        # Cast once at the end: half a step of 2**-8 more than flat has.
+        # The tree's sum is rounded to bfloat16 once more, by at most half of 2**-8; flat's sum is not.
         assert errors[0] < errors[1] + 2**-9, name
 
 
-def attended(layout: Layout, given: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of key and value, from (query, key, value, gradient of the output)."""
-    query, key, value = (tensor.clone().requires_grad_() for tensor in given[:3])
-    _TreeAttention.apply(query, key, value, layout, 0.25).backward(given[3])
+def key_value_gradients(layout: Layout, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Compute the gradients of key and value from (query, key, value, gradient of the output)."""
+    query, key, value = (tensor.clone().requires_grad_() for tensor in inputs[:3])
+    attention = TreeAttention(SimpleNamespace(kv_channels=16))
+    batch = (tensor[:, None] for tensor in (query, key, value))
+    attention(*batch, packed_seq_params=TreeParams(layout=layout)).backward(inputs[3].flatten(1)[:, None])
     assert key.grad is not None
     assert value.grad is not None
     return [key.grad, value.grad]
@@ -86,7 +90,7 @@ def attended(layout: Layout, given: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Run:
-    """A trainer in bfloat16 that holds version 0, and its replica."""
+    """A trainer in bfloat16 that holds version 0, with its replica."""
 
     trainer: Trainer
     replica: Replica
@@ -113,7 +117,7 @@ def add_batches(database: Database, count: int) -> None:
 
 @pytest.mark.parametrize("run", [2e-5], indirect=True)
 def test_an_update_smaller_than_bfloat16_survives_a_reload(run: Run, database: Database) -> None:
-    """Weights of 0.2 have steps of 1e-3: most do not move at a learning rate of 2e-5, their masters do."""
+    """bfloat16 numbers near 0.2 are 1e-3 apart: an update of 2e-5 moves few weights but most masters."""
     add_batches(database, 1)
     before = run.replica.export() or {}
     run.trainer.train(BATCH)
@@ -132,7 +136,7 @@ def test_an_update_smaller_than_bfloat16_survives_a_reload(run: Run, database: D
 
 @pytest.fixture
 def engine(model_dir: Path, tmp_path: Path) -> Iterator[EngineUnderTest]:
-    """In bfloat16, on weights that it rounded itself when it read them."""
+    """Start an engine in bfloat16, which rounds the float32 weights itself when it reads them."""
     boot = EngineBoot(model_path=str(model_dir), port=free_port(), epoch=CLAIMANT.epoch, dtype="bfloat16")
     process = start_engine(tmp_path, boot)
     with EngineUnderTest(f"http://127.0.0.1:{boot.port}") as found:
@@ -154,18 +158,18 @@ def test_the_engine_serves_the_version_that_was_trained(
     pull(run, engine, database, 1)
     found = gaps(run.replica, sample(engine))
     mean_limit, tail_limit = MAX_GAP["bfloat16"]
-    # A logit passes some 20 roundings of relative size 2**-8 / sqrt(3) on each side, 1e-2 of its size, and
-    # sizes here are around 1: the gap's standard deviation is near 1e-2. The audit allows three times that
-    # on average. Rounding has no direction, which the ratios of the loss depend on: the mean of n gaps stays
-    # within 5 standard errors of zero.
+    # On each side a logit goes through some 20 roundings of relative size 2**-8 / sqrt(3), together 1e-2, and
+    # logits here are around 1: the gap's standard deviation is near 1e-2. The audit allows three times that
+    # on average. The ratios of the loss rely on rounding being unbiased: the mean of n gaps stays within 5
+    # standard errors of zero.
     assert np.abs(found).mean() < mean_limit
     assert np.abs(found).max() < tail_limit
     assert abs(found.mean()) < 5 * found.std() / len(found) ** 0.5
-    assert np.abs(stale).mean() > 3 * mean_limit, "the next version must be told from rounding"
+    assert np.abs(stale).mean() > 3 * mean_limit, "the next version must be distinguishable from rounding"
 
 
 def pull(run: Run, engine: EngineUnderTest, database: Database, version: int) -> None:
-    """Publish, have the engine pull, and hold what it says against the version's row."""
+    """Publish, have the engine pull, and compare its answer with the version's row."""
     reference = run.trainer.publish(version)
     body = {"reference": reference.model_dump(), "mode": "retract", "epoch": CLAIMANT.epoch}
     answer = engine.http.post("/pull_weights", json=body)
@@ -178,20 +182,20 @@ def pull(run: Run, engine: EngineUnderTest, database: Database, version: int) ->
     assert reference.sha256 == stored.sha256
 
 
-def sample(engine: EngineUnderTest) -> list[data.TargetPath]:
-    """Answers as paths: the sampled tokens are targets, with the engine's log-probabilities."""
-    paths = list[data.TargetPath]()
+def sample(engine: EngineUnderTest) -> list[TargetPath]:
+    """Sample answers as paths: sampled tokens are targets, with the engine's log-probabilities."""
+    paths = list[TargetPath]()
     for seed in range(ANSWERS):
         prompt = [(seed + 5 * i) % VOCAB for i in range(PROMPT)]
         answer = engine.generate(prompt, seed=seed, max_new_tokens=TOKENS)
         targets = np.arange(PROMPT, PROMPT + TOKENS)
         tokens, logprobs = np.array(prompt + answer.ids), np.array(answer.logprobs, np.float32)
         segments = [(f"e{seed}", len(tokens) - 1)]
-        paths.append(data.TargetPath(f"e{seed}", 1.0, TOKENS, tokens, targets, logprobs, segments))
+        paths.append(TargetPath(f"e{seed}", 1.0, TOKENS, tokens, targets, logprobs, segments))
     return paths
 
 
-def gaps(replica: Replica, paths: list[data.TargetPath]) -> np.ndarray:
-    """log pi_trainer - log pi_engine of each target."""
-    packed = data.pack(paths, CPU, torch.float32)
-    return (replica._forward(packed, 1.0).logprobs.detach() - packed.behaviour).double().numpy()
+def gaps(replica: Replica, paths: list[TargetPath]) -> np.ndarray:
+    """Compute log pi_trainer - log pi_engine of each target."""
+    packed = replica.pack(paths)
+    return (replica.forward(packed, 1.0).logprobs.detach() - packed.behaviour).double().numpy()

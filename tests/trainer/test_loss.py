@@ -1,4 +1,4 @@
-"""The loss against its definition, in float64."""
+"""The loss equals its definition, in float64."""
 
 import math
 
@@ -18,14 +18,14 @@ advantages = st.floats(-2, 2).filter(lambda a: abs(a) > 1e-3)
 def gradient(
     log_ratio: list[float], owner: list[int], advantage: list[float], section: LossSection
 ) -> torch.Tensor:
-    """d loss / d logprobs."""
+    """Compute d loss / d logprobs."""
     logprobs = torch.full((len(log_ratio),), -2.0, dtype=torch.float64, requires_grad=True)
     behaviour = logprobs.detach() - torch.tensor(log_ratio, dtype=torch.float64)
     owners = torch.tensor(owner)
     advantage_E = torch.tensor(advantage, dtype=torch.float64)
     sums, counts = loss.execution_sums(logprobs.detach() - behaviour, owners, len(advantage))
-    found = zip(advantage, zip(sums.tolist(), counts.tolist(), strict=True), strict=True)
-    keep = torch.tensor([loss.keeps(each, whole, section) for each, whole in found])
+    sums_of = zip(sums.tolist(), counts.tolist(), strict=True)
+    keep = torch.tensor([loss.keeps(a, whole, section) for a, whole in zip(advantage, sums_of, strict=True)])
     coefficient = keep * advantage_E / counts
     loss.policy_loss(logprobs, behaviour, owners, coefficient, section.weight_cap).backward()
     assert logprobs.grad is not None
@@ -33,7 +33,7 @@ def gradient(
 
 
 @given(ratios, advantages)
-def test_capped_is_its_formula(log_ratio: list[float], advantage: float) -> None:
+def test_capped_equals_its_formula(log_ratio: list[float], advantage: float) -> None:
     s = math.exp(sum(log_ratio) / len(log_ratio))
     clipped = (advantage > 0 and s > 1.005) or (advantage < 0 and s < 0.995)
     expected = [0.0 if clipped else -advantage * min(math.exp(r), 5.0) / len(log_ratio) for r in log_ratio]
@@ -42,7 +42,9 @@ def test_capped_is_its_formula(log_ratio: list[float], advantage: float) -> None
 
 
 @given(ratios, advantages)
-def test_truncated_is_gspo_token_against_the_policy_itself(log_ratio: list[float], advantage: float) -> None:
+def test_truncated_equals_gspo_token_against_the_policy_itself(
+    log_ratio: list[float], advantage: float
+) -> None:
     """min(s_t A, clip(s_t) A) with s_t = stopgrad(s) pi_theta / stopgrad(pi_theta)."""
     logprobs = torch.full((len(log_ratio),), -2.0, dtype=torch.float64, requires_grad=True)
     old = logprobs.detach()
@@ -64,7 +66,7 @@ def test_both_forms_agree_on_policy(length: int, advantage: float) -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
-def test_every_execution_weighs_the_same(first: int, second: int) -> None:
+def test_every_execution_has_the_same_weight(first: int, second: int) -> None:
     owner = [0] * first + [1] * second
     found = gradient([0.0] * len(owner), owner, [1.0, 1.0], CAPPED)
     assert found[:first].sum().item() == pytest.approx(found[first:].sum().item()) == pytest.approx(-1.0)
@@ -72,7 +74,7 @@ def test_every_execution_weighs_the_same(first: int, second: int) -> None:
 
 @pytest.mark.parametrize(("log_q", "weight"), [(-40, 1), (4.9, 133.2898), (5.1, 147.4132), (200, 147.4132)])
 def test_kl_has_a_bounded_gradient(log_q: float, weight: float) -> None:
-    """|1 - q| up to the bound, then what it is there; in float32, in which exp(200) is infinite."""
+    """|1 - q| up to the bound, constant beyond it; in float32, where exp(200) is infinite."""
     logprobs = torch.tensor([-float(log_q), -1.0], requires_grad=True)
     section, ones = LossSection(kl_coefficient=0.5), torch.ones(1)
     owner, behaviour = torch.zeros(2, dtype=torch.long), torch.tensor([0.0, -1.0])
@@ -83,17 +85,17 @@ def test_kl_has_a_bounded_gradient(log_q: float, weight: float) -> None:
     assert torch.isfinite(value)
 
 
-def test_kl_goes_on_smoothly_at_its_bound() -> None:
+def test_kl_is_continuous_at_its_bound() -> None:
     section, owner = LossSection(kl_coefficient=1.0), torch.zeros(1, dtype=torch.long)
-    given = [torch.tensor([-loss.MAX_LOG_Q + shift], dtype=torch.float64) for shift in (-1e-9, 1e-9)]
-    nothing, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    above, below = (loss.regularisation(x, nothing, nothing, owner, ones, section).item() for x in given)
+    sides = [torch.tensor([-loss.MAX_LOG_Q + shift], dtype=torch.float64) for shift in (-1e-9, 1e-9)]
+    zeros, ones = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    above, below = (loss.regularisation(x, zeros, zeros, owner, ones, section).item() for x in sides)
     assert above > below
     assert above == pytest.approx(below, rel=1e-8)
 
 
 def test_sums_are_as_exact_as_their_terms() -> None:
-    """Ten thousand float32 terms: a sum in float32 would be off by more than a bound can tell."""
+    """Added in float32, ten thousand terms would be off by more than a clip bound tolerates."""
     terms = torch.full((10_000,), 0.1)
     (total,), _ = loss.execution_sums(terms, torch.zeros(10_000, dtype=torch.long), 1)
     assert total.item() == pytest.approx(terms.double().sum().item(), rel=1e-12)

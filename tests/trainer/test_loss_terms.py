@@ -1,4 +1,4 @@
-"""The loss in the model: weights of executions, what is in no term, KL and entropy with their gradients."""
+"""The loss through the model: weights of executions, masking, KL and entropy with their gradients."""
 
 from dataclasses import replace
 
@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from gpu_workers.trainer.batch import needing_gradient
-from gpu_workers.trainer.data import TargetPath, pack
+from gpu_workers.trainer.data import TargetPath
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection
 from gyre.trajectory.extraction import ExtractionNode
-from tests.trainer.models import apart, paths_of, random_nodes
+from tests.trainer.models import paths_of, random_nodes, separated
 from tests.trainer.test_trees import gradients, largest_error
 
-CPU = torch.device("cpu")
 TEMPERATURE = 0.9
 EVERY_TERM = LossSection(form="truncated", kl_coefficient=0.3, entropy_coefficient=0.2)
 SECTIONS = pytest.mark.parametrize(
@@ -30,7 +29,7 @@ SECTIONS = pytest.mark.parametrize(
 
 
 def two_turns(advantage: float = 0.7) -> TargetPath:
-    """Prompt, answer, tool output, answer."""
+    """Make the path of a prompt, an answer, tool output and an answer."""
     nodes = [ExtractionNode("0", None, 0, 0, 6, False, "main")]
     for index, (length, sampled) in enumerate([(4, True), (5, False), (3, True)], start=1):
         last = nodes[-1]
@@ -41,10 +40,10 @@ def two_turns(advantage: float = 0.7) -> TargetPath:
 
 
 def definition(replica: Replica, path: TargetPath, section: LossSection) -> torch.Tensor:
-    """The loss of one execution with one path, from the logits of all its tokens, masked at the end."""
-    packed = pack([path], CPU, torch.float64)
+    """Compute the loss of an execution with one path from the logits of all its tokens, masked at the end."""
+    packed = replica.pack([path])
     every = replace(packed.row, rows=torch.arange(len(packed.row.tokens)), targets=packed.row.tokens)
-    distribution = (replica._ddp(every) / TEMPERATURE).log_softmax(-1)
+    distribution = (replica.policy(every) / TEMPERATURE).log_softmax(-1)
     places = torch.arange(len(path.tokens) - 1)
     logprobs = distribution[places, torch.from_numpy(path.tokens[1:])]
     sampled, behaviour = torch.zeros(len(places), dtype=torch.bool), torch.zeros(len(places)).double()
@@ -58,8 +57,9 @@ def definition(replica: Replica, path: TargetPath, section: LossSection) -> torc
 
 
 @SECTIONS
-def test_b6_text_of_the_environment_is_in_no_term(replica: Replica, section: LossSection) -> None:
-    """Against the definition over all tokens, in which the mask alone removes what was not sampled."""
+def test_text_of_the_environment_is_in_no_term(replica: Replica, section: LossSection) -> None:
+    """Tool output that is not masked in every term leaks into returns or KL. In the definition, the mask
+    alone removes what was not sampled."""
     path = two_turns()
     assert len(path.targets) == 7 < len(path.tokens) - 6
     found = gradients(replica, [path], section, TEMPERATURE)
@@ -71,12 +71,12 @@ def test_b6_text_of_the_environment_is_in_no_term(replica: Replica, section: Los
 
 
 @SECTIONS
-def test_b5_branches_are_no_weight(replica: Replica, section: LossSection) -> None:
-    """An execution that answered once against one that answered three times the same."""
+def test_the_number_of_branches_is_no_weight(replica: Replica, section: LossSection) -> None:
+    """An execution with three equal answers must not weigh more than an execution with one of them."""
     once = two_turns()
     answers = [[*once.segments[:-1], (f"answer {i}", 2)] for i in range(3)]
     three = [replace(once, execution_id="f", segments=s, num_execution_targets=21) for s in answers]
-    assert len(pack(three, CPU, torch.float64).row.tokens) == len(once.tokens) - 1 + 2 * 2
+    assert len(replica.pack(three).row.tokens) == len(once.tokens) - 1 + 2 * 2
     alone = gradients(replica, [once], section, TEMPERATURE)
     branched = gradients(replica, three, section, TEMPERATURE)
     assert largest_error(branched, alone) < 1e-9
@@ -84,12 +84,12 @@ def test_b5_branches_are_no_weight(replica: Replica, section: LossSection) -> No
     assert largest_error(both, {name: 2 * tensor for name, tensor in alone.items()}) < 1e-9
 
 
-def test_trees_have_the_statistics_and_terms_of_their_paths(replica: Replica) -> None:
+def test_a_tree_has_the_terms_and_statistics_of_its_paths(replica: Replica) -> None:
     rng = np.random.default_rng(1)
     paths = paths_of(random_nodes(rng, 12), rng)
-    flat = gradients(replica, apart(paths), EVERY_TERM, TEMPERATURE)
+    flat = gradients(replica, separated(paths), EVERY_TERM, TEMPERATURE)
     assert largest_error(gradients(replica, paths, EVERY_TERM, TEMPERATURE), flat) < 1e-9
-    one, other = (replica.accumulate(p, {}, EVERY_TERM, TEMPERATURE) for p in (paths, apart(paths)))
+    one, other = (replica.accumulate(p, {}, EVERY_TERM, TEMPERATURE) for p in (paths, separated(paths)))
     assert one.num_path_tokens == other.num_tokens == sum(len(path.tokens) - 1 for path in paths)
     assert one.num_tokens < other.num_tokens
     assert one.totals.num_targets == other.totals.num_targets == sum(len(path.targets) for path in paths)
@@ -100,8 +100,8 @@ def test_trees_have_the_statistics_and_terms_of_their_paths(replica: Replica) ->
 
 
 @pytest.mark.parametrize("advantage", [0.0, 2.0], ids=["no advantage", "clipped"])
-def test_other_terms_hold_without_a_policy_term(replica: Replica, advantage: float) -> None:
-    """All log-probabilities far above the behaviour's: an advantage above zero is clipped."""
+def test_other_terms_apply_without_a_policy_term(replica: Replica, advantage: float) -> None:
+    """Every log-probability is far above the behaviour's, so a positive advantage is clipped."""
     section = LossSection(kl_coefficient=0.3, entropy_coefficient=0.2)
     path = replace(two_turns(advantage), behaviour=np.full(7, -30.0, np.float32))
     known = replica.score([path], section, TEMPERATURE).sums

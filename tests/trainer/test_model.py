@@ -1,8 +1,7 @@
-"""The Megatron model computes what transformers computes, and weights pass both ways unchanged."""
+"""The Megatron model agrees with transformers, and weights convert both ways unchanged."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
 from gpu_workers.trainer import hf_weights
-from gpu_workers.trainer.data import pack
 from gpu_workers.trainer.megatron_model import PackedTokens, check_architecture
 from gpu_workers.trainer.replica import Replica
 from gyre.contracts.errors import BadInput
@@ -50,7 +48,7 @@ def test_weights_round_trip_to_the_bit(hf: Qwen3Config, tmp_path: Path, dtype: s
 
 
 @given(size=st.sampled_from([1, 2]), tied=st.booleans())
-def test_shards_and_back_is_the_identity(size: int, tied: bool) -> None:
+def test_sharding_and_back_is_the_identity(size: int, tied: bool) -> None:
     hf = tiny_config(tied=tied)
     named = hf_weights.select_weights(hf, make_model(hf).state_dict(), torch.float32)
     shards = [hf_weights.to_shard(hf, named, rank, size) for rank in range(size)]
@@ -59,21 +57,21 @@ def test_shards_and_back_is_the_identity(size: int, tied: bool) -> None:
     assert all(torch.equal(whole[name], named[name]) for name in named)
 
 
-def test_a_row_is_its_sequences_one_by_one(replica: Replica) -> None:
+def test_packing_does_not_change_logprobs(replica: Replica) -> None:
     paths = [random_path(seed, length=5 + 7 * seed) for seed in range(4)]
-    together = logprobs(replica, paths)
-    alone = torch.cat([logprobs(replica, [path]) for path in paths])
+    together = replica.forward(replica.pack(paths), 1.0).logprobs
+    alone = torch.cat([replica.forward(replica.pack([path]), 1.0).logprobs for path in paths])
     assert (together - alone).abs().max() < 1e-12
 
 
-def test_logprobs_are_those_of_the_temperature(replica: Replica) -> None:
+def test_logprobs_and_entropy_are_at_the_temperature(replica: Replica) -> None:
     path = random_path(3)
     model = make_model(tiny_config(tied=True), torch.float64)
     logits = model(torch.from_numpy(path.tokens)[None]).logits[0].double() / 0.7
     expected = logits.log_softmax(-1)[path.targets - 1, path.tokens[path.targets]]
-    found = replica._forward(pack([path], CPU, torch.float64), 0.7)
+    found = replica.forward(replica.pack([path]), 0.7)
     entropy = torch.distributions.Categorical(logits=logits[path.targets - 1]).entropy()
-    # transformers keeps rotary angles in float32 even here
+    # transformers computes rotary angles in float32 even for a float64 model.
     assert (found.logprobs - expected).abs().max() < 1e-5
     assert (found.entropy - entropy).abs().max() < 1e-5
 
@@ -100,8 +98,3 @@ def loaded(hf: Qwen3Config, folder: Path, dtype: str = "float32") -> Replica:
     replica = Replica(hf, dtype, OptimizerSection(), CPU)
     replica.load(str(folder / "model.safetensors"), None)
     return replica
-
-
-def logprobs(replica: Replica, paths: list) -> torch.Tensor:
-    order = np.argsort([0] * len(paths), kind="stable")
-    return replica._forward(pack([paths[i] for i in order], CPU, torch.float64), 1.0).logprobs.detach()

@@ -1,4 +1,4 @@
-"""An execution weighs the same however it is cut into micro-steps: gradients in float64 to 1e-9."""
+"""An execution has the same gradient however it is cut into micro-steps, in float64 to 1e-9."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ import torch
 
 from db.models import BatchExecutionRow
 from gpu_workers.trainer.batch import BatchWork, needing_gradient
-from gpu_workers.trainer.data import TargetPath, pack
+from gpu_workers.trainer.data import TargetPath
 from gpu_workers.trainer.replica import Replica, Sums
 from gyre.contracts.errors import TrainerFailed
 from gyre.settings.runfile import LossSection, OptimizerSection
@@ -23,7 +23,7 @@ CAPPED = LossSection()
 def execution(
     replica: Replica, mean_log_ratio: float, advantage: float, num_paths: int = 5, name: str = "e"
 ) -> list[TargetPath]:
-    """Paths of a tree whose recorded log-probabilities give exp(mean_log_ratio) as s_i, unevenly."""
+    """Make paths of a tree with uneven log ratios of which the mean makes s_i = exp(mean_log_ratio)."""
     rng = np.random.default_rng(4)
     made = paths_of(random_nodes(rng, 4 * num_paths), rng, name, advantage)[:num_paths]
     assert len(made) == num_paths
@@ -32,7 +32,7 @@ def execution(
     shifts = rng.uniform(-0.5, 0.5, total)
     shifts += mean_log_ratio - shifts.mean()
     for path in made:
-        logprobs = replica._forward(pack([path], torch.device("cpu"), torch.float64), 1.0).logprobs.detach()
+        logprobs = replica.forward(replica.pack([path]), 1.0).logprobs.detach()
         shift, shifts = shifts[: len(path.targets)], shifts[len(path.targets) :]
         behaviour = (logprobs.numpy() - shift).astype(np.float32)
         paths.append(replace(path, behaviour=behaviour, num_execution_targets=total))
@@ -41,7 +41,7 @@ def execution(
 
 @pytest.fixture
 def other(model_dir: Path) -> Replica:
-    """A second replica with the same weights."""
+    """Make a second replica with the same weights."""
     made = Replica(tiny_config(tied=True), "float64", OptimizerSection(), torch.device("cpu"))
     made.load(str(model_dir / "model.safetensors"), None)
     return made
@@ -50,8 +50,10 @@ def other(model_dir: Path) -> Replica:
 def gradients(
     replicas: list[Replica], pieces: list[list[TargetPath]], section: LossSection = CAPPED
 ) -> dict[str, torch.Tensor]:
-    """Score where there is more than one piece, then accumulate, in turn on each replica, as BatchRunner
-    does; the sum over the replicas."""
+    """Score if there are several pieces, then accumulate, with pieces dealt to the replicas in turn.
+
+    Returns the gradient summed over the replicas.
+    """
     known: Sums = {}
     if len(pieces) > 1 and section.clips(pieces[0][0].advantage):
         for index, piece in enumerate(pieces):
@@ -86,8 +88,8 @@ def test_one_two_and_five_pieces_give_one_gradient(
 
 
 @pytest.mark.parametrize("side", [-1, 1])
-def test_what_was_kept_is_decided_once(replica: Replica, side: int) -> None:
-    """Within 1e-9 of a bound: rank 0, the replica and what the update reports agree."""
+def test_rank_0_replica_and_report_agree_on_what_is_kept(replica: Replica, side: int) -> None:
+    """Within 1e-9 of a clip bound, all three decide from the same sums."""
     path = random_path(0)
     total = len(path.targets) * math.log(CAPPED.clip_high) * (1 + side * 1e-9)
     known = {"e": (total, len(path.targets))}
@@ -101,7 +103,7 @@ def test_what_was_kept_is_decided_once(replica: Replica, side: int) -> None:
 
 
 def test_statistics_do_not_depend_on_how_executions_are_cut(replica: Replica) -> None:
-    """One execution that is clipped, one that is kept."""
+    """One execution is clipped, one is kept."""
     paths = [
         *execution(replica, 0.02, 1.0, name="clipped"),
         *execution(replica, 0.0, 1.0, name="kept"),
@@ -115,7 +117,7 @@ def test_statistics_do_not_depend_on_how_executions_are_cut(replica: Replica) ->
         part = needing_gradient(piece, known, CAPPED)
         cut.accumulated[index] = replica.accumulate(part, known, CAPPED, 1.0)
     one, other = (work.metrics(CAPPED, 2) for work in (whole, cut))
-    for name in ("num_tokens", "num_path_tokens"):  # what pieces share is computed in each
+    for name in ("num_tokens", "num_path_tokens"):  # tokens that pieces share are computed in each piece
         del one[name], other[name]
     assert one == pytest.approx(other, rel=1e-9)
 
@@ -140,7 +142,7 @@ def test_a_gradient_that_is_not_finite_updates_nothing(replica: Replica) -> None
 
 
 def test_the_gradient_is_that_of_the_definition(replica: Replica) -> None:
-    """Against torch's own differentiation of sum_i 1/|T_i| sum_t -A w log pi, one path at a time."""
+    """torch differentiates sum_i 1/|T_i| sum_t -A w log pi itself, one path at a time."""
     first = execution(replica, 0.001, 1.0, num_paths=2)
     second = [replace(random_path(9, execution="f", advantage=-0.5, length=14), num_execution_targets=7)]
     second[0].behaviour[:] = -4.0
@@ -148,8 +150,8 @@ def test_the_gradient_is_that_of_the_definition(replica: Replica) -> None:
     found = gradients([replica], [first + second], section)
     replica.begin()
     for path in first + second:
-        packed = pack([path], torch.device("cpu"), torch.float64)
-        logprobs = replica._forward(packed, 1.0).logprobs
+        packed = replica.pack([path])
+        logprobs = replica.forward(packed, 1.0).logprobs
         weights = (logprobs.detach() - packed.behaviour).exp().clamp(max=5.0)
         (-(path.advantage * weights * logprobs).sum() / path.num_execution_targets).backward()
     expected = replica.gradients() or {}

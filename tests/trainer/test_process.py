@@ -1,4 +1,4 @@
-"""``python -m gpu_workers.trainer``: two data-parallel ranks behind a socket, and what ends them."""
+"""``python -m gpu_workers.trainer``: two data-parallel ranks behind a socket, and how they end."""
 
 import json
 import resource
@@ -31,15 +31,17 @@ from tests.trainer.models import tiny_config
 from tests.trainer.rows import BATCH, CLAIMANT, RUN, Turns, add_batch, add_run, run_config
 
 PARENT = """
-import subprocess, sys
-print(subprocess.Popen(sys.argv[1:]).pid, flush=True)
+import subprocess, sys, threading
+thread = threading.Thread(target=subprocess.Popen, args=(sys.argv[1:],))
+thread.start()
+thread.join()
 sys.stdin.read()
 """
-"""A supervisor that starts a trainer, says its pid and waits to be killed."""
+"""A supervisor that starts a trainer from a thread that ends, and waits to be killed."""
 
 
 def boots(folder: Path, services: Services, dsn: str) -> list[Path]:
-    """Boot files of both ranks."""
+    """Write the boot files of both ranks."""
     settings = services.model_copy(update={"postgres_dsn": dsn}).model_dump()
     rendezvous, files = f"{HOST}:{choose_port(set())}", list[Path]()
     for rank in range(2):
@@ -71,14 +73,13 @@ def trainer_socket(
     add_run(database, run_config(model_dir, cells={"data_parallel": 2}, loss={"form": "truncated"}))
     add_batch(database, [Turns(1.0), Turns(-1.0)], [("grad", [(0, 0), (0, 1)]), ("grad", [(1, 0), (1, 1)])])
     first, second = boots(short_folder, services, postgres_dsn)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, *command_line(first)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, *command_line(first)], stdin=subprocess.PIPE)
     follower = subprocess.Popen(command_line(second), stderr=subprocess.PIPE, text=True)
     with socket.socket(socket.AF_UNIX) as connection:
         connect_to(short_folder, connection, follower)
         yield connection
-    # Killing the supervisor ends rank 0, and that ends its follower.
+    # Rank 0 outlived the thread that started it; it ends with the supervisor, and its follower with it.
+    assert parent.poll() is None
     parent.kill()
     parent.communicate()
     _, error = follower.communicate(timeout=60)
@@ -126,7 +127,7 @@ def test_commands_of_a_supervisor(
 def test_a_follower_that_fails_ends_the_trainer(
     database: Database, services: Services, postgres_dsn: str, model_dir: Path, short_folder: Path
 ) -> None:
-    """What the supervisor sees of it is the death of a process; commands end with the connection."""
+    """The supervisor sees a process end, and whoever waits for a command sees the connection close."""
     add_run(database, run_config(model_dir, cells={"data_parallel": 2}))
     command_lines = [command_line(boot) for boot in boots(short_folder, services, postgres_dsn)]
     first, second = (subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in command_lines)
@@ -135,16 +136,16 @@ def test_a_follower_that_fails_ends_the_trainer(
             connect_to(short_folder, connection, second)
             connection.settimeout(60)
             assert ask(connection, "load", version=0)["error"] is None
-            # It cannot open the weights any more: stdin, stdout and stderr are all that it may have.
+            # With three file descriptors, those of stdin, stdout and stderr, it can open no weights.
             resource.prlimit(second.pid, resource.RLIMIT_NOFILE, (3, 3))
             connection.sendall(b'{"command": "load", "epoch": 1, "arguments": {"version": 0}}\n')
             assert connection.recv(1) == b""
-        said = [process.communicate(timeout=60)[1] for process in (first, second)]
+        stderr = [process.communicate(timeout=60)[1] for process in (first, second)]
     finally:
         first.kill()
         second.kill()
-    assert [first.returncode, second.returncode] == [1, 1], said
-    assert all("rank 1: load: " in text for text in said), said
+    assert [first.returncode, second.returncode] == [1, 1], stderr
+    assert all("rank 1: load: " in text for text in stderr), stderr
 
 
 def check_against_one_rank(
@@ -154,7 +155,7 @@ def check_against_one_rank(
     tensors: dict[str, torch.Tensor],
     metrics: dict[str, Any],
 ) -> None:
-    """The same batch, trained again by one rank in this process."""
+    """Train the same batch again with one rank in this process, and compare."""
     store = BlobStore(services, database)
     with transaction(database) as session:
         for table in ("policy_version", "checkpoint", "contribution"):
@@ -173,5 +174,5 @@ def check_against_one_rank(
     assert stored
     with fetched(store, stored) as files:
         named = load_file(files.weights_file)
-    # Adam's first step is lr * sign(g), so where g is nothing but rounding the weights may differ.
+    # Adam's first step is lr * sign(g): where g is nothing but rounding, weights may differ.
     assert min(torch.isclose(tensors[n], named[n], atol=1e-6).float().mean() for n in named) > 0.98

@@ -1,4 +1,4 @@
-"""Claims, paths and versions on a real Postgres."""
+"""Micro-step claims, target paths and policy versions on a real Postgres."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_only_the_claimant_finishes_and_only_once(batch: Database) -> None:
         finish(batch, index + 1)
 
 
-def test_a_new_life_reopens_what_the_old_one_did(batch: Database) -> None:
+def test_a_new_incarnation_reopens_the_claims_of_the_old_one(batch: Database) -> None:
     finish(batch, claim(batch, MicroStepKind.GRAD) or 0)
     claim(batch, MicroStepKind.GRAD)
     with transaction(batch) as session:
@@ -107,10 +107,10 @@ def test_a_new_life_reopens_what_the_old_one_did(batch: Database) -> None:
     with transaction(batch) as session:
         assert training.reopen_claims(session, BATCH, Claimant(CLAIMANT.cell, 2)) == 2
         left = session.scalars(select(MicroStepRow.index).where(MicroStepRow.status != "open")).all()
-    assert left == [5]  # another cell's, whose name starts alike
+    assert left == [5]  # claimed by another cell, whose name begins with this cell's
 
 
-def test_a_version_is_committed_with_all_that_belongs_to_it(batch: Database) -> None:
+def test_a_version_is_committed_with_batch_groups_and_contribution(batch: Database) -> None:
     finish_all(batch)
     assert commit(batch) == STORED
     with transaction(batch) as session:
@@ -131,7 +131,7 @@ def test_the_first_version_wins(batch: Database) -> None:
             assert session.scalar(select(func.count()).select_from(table)) == 1
 
 
-def test_a_batch_that_is_not_covered_makes_no_version(batch: Database) -> None:
+def test_a_batch_with_open_micro_steps_makes_no_version(batch: Database) -> None:
     claim(batch, MicroStepKind.GRAD)
     with pytest.raises(TrainerFailed, match="are open"):
         commit(batch)

@@ -1,4 +1,4 @@
-"""The trainer as its supervisor sees it: load, train, publish, redo; real Postgres, S3 and Mooncake."""
+"""The trainer as its supervisor uses it: load, train, publish, redo; with real Postgres, S3 and Mooncake."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ CUT = [
 ]  # fmt: skip
 EXECUTIONS = [Turns(1.0), Turns(-1.0), Turns(0.0)]
 TRUNCATED: dict[str, object] = {"form": "truncated"}
-"""Random behaviour log-probabilities are far from the policy: ``capped`` would clip nearly all."""
+"""Random behaviour log-probabilities are far from the policy's: ``capped`` would clip nearly everything."""
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -44,7 +44,7 @@ def store(services: Services, database: Database) -> BlobStore:
 
 @pytest.fixture
 def make(database: Database, store: BlobStore, ranks: Ranks) -> Iterator[MakeTrainer]:
-    """Another process's worth of trainer: a new replica that holds nothing."""
+    """Return a function that makes a trainer with a new, empty replica, as a new process would have."""
     made = list[Trainer]()
 
     def trainer(epoch: int = 1, dtype: str = "float32") -> Trainer:
@@ -85,7 +85,7 @@ def test_version_0_is_the_model_and_is_made_once(
 
 
 @pytest.mark.usefixtures("run")
-def test_train_makes_the_version_and_says_what_happened(
+def test_train_makes_the_version_and_reports_metrics(
     database: Database, store: BlobStore, make: MakeTrainer
 ) -> None:
     add_batch(database, EXECUTIONS, WHOLE)
@@ -97,7 +97,7 @@ def test_train_makes_the_version_and_says_what_happened(
     assert (metrics["num_executions"], metrics["num_with_advantage"], metrics["num_targets"]) == (3, 2, 18)
     assert metrics["grad_norm"] > 0
     assert not metrics["skipped"]
-    # Two paths of 9 and 9 tokens before the last target, which share 2: for two executions with an advantage.
+    # Two executions have an advantage, each with two paths: 9 tokens before the last target, 2 of them shared
     assert (metrics["num_tokens"], metrics["num_path_tokens"]) == (2 * 16, 2 * 18)
     assert 0 < metrics["s_min"] <= metrics["s_max"]
     assert set(metrics["seconds"]) == {"score", "grad", "update", "checkpoint"}
@@ -125,7 +125,7 @@ def test_cut_executions_give_the_same_version(
     found = stored_weights(database, store, 1)
     assert cut["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
     assert cut["s_max"] == pytest.approx(whole["s_max"], rel=1e-5)
-    # Adam's first step is lr * sign(g), so where g is nothing but rounding the weights may differ.
+    # Adam's first step is lr * sign(g): where g is nothing but rounding, weights may differ.
     close = [torch.isclose(found[n], expected[n], atol=1e-5).float().mean() for n in expected]
     assert min(close) > 0.99
 
@@ -150,7 +150,7 @@ def cut_batch(database: Database) -> None:
 def test_a_crash_before_the_commit_is_redone_to_the_bit(
     database: Database, make: MakeTrainer, model_dir: Path, dtype: str
 ) -> None:
-    """The second life starts from S3 and Postgres alone, with half of the micro-steps marked done."""
+    """The second incarnation starts from S3 and Postgres alone, with half of the micro-steps marked done."""
     add_run(database, run_config(model_dir, model={"path": model_dir, "dtype": dtype}, loss=TRUNCATED))
     for number in (1, 2):
         add_batch(
@@ -190,7 +190,9 @@ def test_a_trainer_of_an_old_epoch_makes_no_version(database: Database, make: Ma
 
 
 @pytest.mark.usefixtures("run")
-def test_train_again_answers_the_same_and_changes_nothing(database: Database, make: MakeTrainer) -> None:
+def test_train_again_returns_the_same_answer_and_changes_nothing(
+    database: Database, make: MakeTrainer
+) -> None:
     add_batch(database, EXECUTIONS, WHOLE)
     trainer = make()
     trainer.load(0)

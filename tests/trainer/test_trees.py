@@ -1,4 +1,4 @@
-"""Shared prefixes computed once: the gradients of separate paths, in float64 to 1e-9 of their size."""
+"""A tree has the gradients of its separate paths, in float64 to 1e-9 of their size."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from gpu_workers.trainer.kernels import backward_kernel, forward_kernel, plain_b
 from gpu_workers.trainer.replica import Replica
 from gyre.settings.runfile import LossSection, OptimizerSection
 from gyre.trajectory.extraction import ExtractionNode
-from tests.trainer.models import apart, paths_of, random_nodes, save_model, tiny_config
+from tests.trainer.models import paths_of, random_nodes, save_model, separated, tiny_config
 from tests.trajectory.test_extraction import trees
 
 SECTION = LossSection(form="truncated")
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Replica:
-    """A replica in float64, for hypothesis: its gradients are begun anew for each example."""
+    """Make a replica in float64 for all examples of hypothesis; each resets its gradient."""
     folder: Path = save_model(tiny_config(tied=False), tmp_path_factory.mktemp("model"))
     made = Replica(tiny_config(tied=False), "float64", OptimizerSection(), CPU)
     made.load(str(folder / "model.safetensors"), None)
@@ -39,9 +39,10 @@ def gradients(
 
 
 def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Relative to the size of each parameter's gradient.
+    """Return the largest error of a parameter's gradient, relative to that gradient's norm.
 
-    Where all of it is rounding (a query that sees one key has none), relative to 1e-5 of the whole gradient.
+    Where a gradient is nothing but rounding, as of queries that see one key, the error is relative to 1e-5 of
+    the whole gradient.
     """
     assert found.keys() == expected.keys()
     floor = 1e-5 * torch.stack([tensor.norm() for tensor in expected.values()]).norm()
@@ -50,7 +51,7 @@ def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 
 
 def prompted(nodes: list[ExtractionNode]) -> list[ExtractionNode]:
-    """Roots are prompts: their first token has no context to be sampled in."""
+    """Make roots context: their first token has nothing before it that could predict it."""
     return [replace(n, trainable=n.trainable and n.parent_id is not None) for n in nodes]
 
 
@@ -67,61 +68,61 @@ def test_a_tree_has_the_gradient_of_its_paths(
     ]
     if not paths:
         return
-    expected = gradients(exact, apart(paths))
+    expected = gradients(exact, separated(paths))
     assert any(tensor.any() for tensor in expected.values())
     assert largest_error(gradients(exact, paths), expected) < 1e-9
 
 
 def test_two_answers_of_one_token(exact: Replica) -> None:
-    """No query has a choice of keys: what is left of its gradient is rounding."""
+    """Each query sees a single key, so its gradient is nothing but rounding."""
     nodes = [
         ExtractionNode("p", None, 0, 0, 1, False, "main"),
         *(ExtractionNode(n, "p", 1, 1, 1, True, "main") for n in "ab"),
     ]
     paths = paths_of(nodes, np.random.default_rng(0))
     assert len(pack(paths, CPU, torch.float64).row.tokens) == 1
-    assert largest_error(gradients(exact, paths), gradients(exact, apart(paths))) < 1e-9
+    assert largest_error(gradients(exact, paths), gradients(exact, separated(paths))) < 1e-9
 
 
 def test_a_large_tree(exact: Replica) -> None:
-    """Chains and blocks of several kernel blocks; most of the tokens are shared."""
+    """Chains and blocks span several kernel blocks, and most tokens are shared."""
     rng = np.random.default_rng(5)
     paths = paths_of(random_nodes(rng, 30, max_tokens=200), rng)
     row = pack(paths, CPU, torch.float64).row
     assert len(row.tokens) < sum(len(path.tokens) for path in paths) / 2
     assert max(stop - start for start, stop in row.layout.chains) > 300
-    assert largest_error(gradients(exact, paths), gradients(exact, apart(paths))) < 1e-9
+    assert largest_error(gradients(exact, paths), gradients(exact, separated(paths))) < 1e-9
 
 
-def test_equal_siblings_stay_apart(exact: Replica) -> None:
-    """Two samples of the same tokens in the same context are two targets each, with own log-probabilities."""
+def test_equal_siblings_stay_separate(exact: Replica) -> None:
+    """Equal tokens sampled twice in one context are targets twice, each with its own log-probability."""
     prompt = ExtractionNode("p", None, 0, 0, 5, False, "main")
     siblings = [ExtractionNode(name, "p", 5, 5, 4, True, "main") for name in "ab"]
     first, second = paths_of([prompt, *siblings], np.random.default_rng(0))
     second = replace(second, tokens=first.tokens)
     row = pack([first, second], CPU, torch.float64).row
     assert len(row.tokens) == 5 + 3 + 3
-    expected = gradients(exact, apart([first, second]))
+    expected = gradients(exact, separated([first, second]))
     assert largest_error(gradients(exact, [first, second]), expected) < 1e-9
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("queries", [70, 1500])
-def test_the_plain_kernel_is_the_fused_one(causal: bool, queries: int) -> None:
+def test_the_plain_kernels_equal_the_fused_ones(causal: bool, queries: int) -> None:
     assert_plain_is_fused(causal, queries, CPU, torch.float64, 1e-12)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_fused_kernel_of_cuda(causal: bool) -> None:
-    """Against the definition in the same type: bfloat16 keeps 8 bits."""
+def test_the_fused_kernels_of_cuda(causal: bool) -> None:
+    """The plain kernels in the same type are the reference: bfloat16 keeps 8 bits."""
     assert_plain_is_fused(causal, 1500, torch.device("cuda"), torch.bfloat16, 0.05)
 
 
 def assert_plain_is_fused(
     causal: bool, queries: int, device: torch.device, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """The backward kernels with a log-sum-exp that covers more than their part, as in a merged row."""
+    """Compare the kernels; backward gets a log-sum-exp that covers more than its part, as in a merged row."""
     keys = queries if causal else 90
     rng = torch.Generator().manual_seed(0)
     q, grad, out = (torch.randn(2, 3, queries, 16, generator=rng).to(device, dtype) for _ in range(3))
