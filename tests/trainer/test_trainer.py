@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from sqlalchemy import select, update
 
 from db import training
-from db.models import BatchRow, CellRow, ContributionRow, MicroStepRow
+from db.models import BatchRow, CellRow, ContributionRow, MicroStepRow, PolicyVersionRow
 from db.object_store import BlobStore
 from db.session import Database, transaction
 from db.training import Claimant, StoredVersion
@@ -18,8 +18,8 @@ from gpu_workers.trainer.ranks import Ranks
 from gpu_workers.trainer.replica import Replica
 from gpu_workers.trainer.trainer import Trainer
 from gpu_workers.transfer import WeightReader
-from gyre.contracts.errors import Fenced, TrainerFailed
-from gyre.contracts.ids import batch_id
+from gyre.contracts.errors import Fenced, TrainerFailed, TransferFailed
+from gyre.contracts.ids import batch_id, cell_id
 from gyre.settings import Services
 from gyre.settings.runfile import OptimizerSection
 from tests.trainer.models import tiny_config
@@ -190,6 +190,21 @@ def test_a_trainer_of_an_old_epoch_makes_no_version(database: Database, make: Ma
 
 
 @pytest.mark.usefixtures("run")
+def test_a_batch_that_another_cell_works_on_makes_no_version(database: Database, make: MakeTrainer) -> None:
+    """The trainer does the open micro-steps, finds one missing, and still holds the version before."""
+    add_batch(database, EXECUTIONS, WHOLE)
+    trainer = make()
+    trainer.load(0)
+    other = Claimant(cell_id(RUN, 1), 1)
+    with transaction(database) as session:
+        claim = update(MicroStepRow).where(MicroStepRow.index == 1)
+        session.execute(claim.values(status="claimed", claimed_by=str(other)))
+    with pytest.raises(TrainerFailed, match=r"micro-steps \[1\] are held by another cell"):
+        trainer.train(BATCH)
+    assert trainer.version == 0
+
+
+@pytest.mark.usefixtures("run")
 def test_train_again_returns_the_same_answer_and_changes_nothing(
     database: Database, make: MakeTrainer
 ) -> None:
@@ -247,6 +262,21 @@ def test_published_weights_are_the_committed_ones(
     assert all(torch.equal(pulled.tensors[name], stored[name]) for name in stored)
     with pytest.raises(TrainerFailed, match="cannot publish version 1"):
         trainer.publish(1)
+
+
+@pytest.mark.usefixtures("run")
+def test_weights_that_were_not_committed_are_not_published(database: Database, make: MakeTrainer) -> None:
+    """Memory and Postgres disagree about version 0: nothing stays exposed."""
+    trainer = make()
+    trainer.load(0)
+    reference = trainer.publish(0)
+    trainer.release(0)
+    with transaction(database) as session:
+        session.execute(update(PolicyVersionRow).values(sha256="other"))
+    with pytest.raises(TrainerFailed, match="differ from those committed as version 0"):
+        trainer.publish(0)
+    with pytest.raises(TransferFailed):
+        WeightReader().pull(reference)
 
 
 @pytest.mark.usefixtures("run")
