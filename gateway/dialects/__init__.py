@@ -1,10 +1,10 @@
 """The dialects: each vendor's API in one file that reads requests and writes answers.
 
-base.py        the interface, and writing that all share
-reading.py     reading that all share
 anthropic.py   Anthropic Messages
+base.py        the interface, and shared writing
 google.py      Google generateContent
 openai.py      OpenAI Chat Completions
+reading.py     shared reading and checks
 responses.py   OpenAI Responses
 """
 

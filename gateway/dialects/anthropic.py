@@ -91,7 +91,7 @@ def _read_messages(entry: Mapping[str, Any]) -> list[Message]:
 
 
 def _split_results(role: Role, blocks: list[Any]) -> list[Message]:
-    """Make each tool result a message of its own, at its place among the texts."""
+    """Make each tool result a separate message, at its place among the texts."""
     messages: list[Message] = []
     written: list[str] = []
     for block in objects(blocks, "content"):

@@ -1,4 +1,4 @@
-"""The interface of a dialect, and the writing that all of them share."""
+"""The interface of a dialect, and writing code that all dialects share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Google generateContent: the URL holds model and method, so each request has a dialect object of its own.
+"""Google generateContent. Model and method are in the URL, so each request has its own dialect object.
 
 Field names are read in camel case and in snake case, as Google does. Further rules:
 
@@ -163,7 +163,7 @@ def _read_call(call: Mapping[str, Any], number: int) -> ToolCall:
 
 
 def _read_user(content: Mapping[str, Any], open_calls: list[ToolCall]) -> list[Message]:
-    """Make each function response a message of its own, at its place among the texts.
+    """Make each function response a separate message, at its place among the texts.
 
     Removes the calls that it answers from ``open_calls``.
     """

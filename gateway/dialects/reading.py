@@ -1,4 +1,4 @@
-"""Reading requests: what all dialects check in the same way. Raises BadInput with one sentence."""
+"""Reading requests: checks that all dialects share. Each raises BadInput with one sentence."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

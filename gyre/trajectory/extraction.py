@@ -1,4 +1,4 @@
-"""From a tree to at most J_max trajectories: every sampled token is a target at most once.
+"""Extracts at most J_max trajectories from a tree; every sampled token is a target at most once.
 
 Take the highest role class that still has unmasked trainable nodes, draw a leaf in it with probability
 proportional to its unmasked tokens, emit those tokens as the path's targets, mask the whole path, repeat

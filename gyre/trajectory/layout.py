@@ -96,7 +96,7 @@ class _Builder:
     paths: Sequence[Segments]
     num_tokens: int = 0
     rows: dict[int, NDArray[np.int64]] = field(default_factory=dict[int, NDArray[np.int64]])
-    """In the order of placement."""
+    """Keys are in the order of placement."""
     chains: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     blocks: list[Block] = field(default_factory=list[Block])
 

@@ -1,4 +1,4 @@
-"""From trajectories to micro-steps under a token budget; an execution stays whole where it fits."""
+"""Packs trajectories into micro-steps under a token budget; an execution stays whole where it fits."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""JSON text and what is hashed from it: every byte is as runs of earlier versions stored it.
+"""JSON text and the hashes made from it: both stay byte for byte as earlier versions stored them.
 
-The expected values were written by commit 8981c5d. A failure here means that a run would not resume, a
-retry would not find its call, or a conversation would be tokenized anew: mend the code, not the value.
+The expected values come from commit 8981c5d. If one changes, runs no longer resume, retries no longer find
+their calls, or prompts are tokenized differently: fix the code, not the value.
 """
 
 import json
@@ -61,7 +61,7 @@ def test_every_writer_keeps_the_value(value: Any) -> None:
 
 
 def test_long_integers_are_written_the_same_way() -> None:
-    """orjson refuses them, so Python's own writer takes over and must not add spaces."""
+    """orjson refuses them, so Python's own writer is used, which must not add spaces."""
     assert compact_json({"b": "é", "a": [2**70]}) == '{"b":"é","a":[1180591620717411303424]}'.encode()
 
 

@@ -13,7 +13,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class DialectCorpus:
-    """One dialect. ``requests`` are (path, body); bodies are never changed in place."""
+    """A dialect. ``requests`` are (path, body); bodies are never changed in place."""
 
     name: str
     requests: tuple[tuple[str, Body], ...]
