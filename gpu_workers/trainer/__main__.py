@@ -52,7 +52,7 @@ def run_rank(boot: TrainerBoot) -> None:
     ranks = Ranks(boot.rank, boot.world_size, boot.rendezvous, config.cells.tensor_parallel, device)
     replica = Replica(hf, config.model.dtype, config.optimizer, device)
     if boot.rank > 0:
-        database.dispose()
+        database.dispose()  # only rank 0 uses Postgres
         ranks.follow(replica)
     claimant = Claimant(CellId(boot.cell), boot.epoch)
     trainer = Trainer(database, BlobStore(services, database), ranks, replica, claimant)

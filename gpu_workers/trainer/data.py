@@ -101,7 +101,7 @@ def pack(paths: Sequence[TargetPath], device: torch.device, dtype: torch.dtype) 
     for path, rows in zip(paths, layout.rows, strict=True):
         tokens[:, rows] = path.tokens[:-1], np.arange(len(rows))
     executions = list(dict.fromkeys(path.execution_id for path in paths))
-    first = {path.execution_id: path for path in reversed(paths)}
+    first = {path.execution_id: path for path in reversed(paths)}  # reversed: the first path is set last
     owner = [np.full(len(path.targets), executions.index(path.execution_id)) for path in paths]
     predicting = [rows[path.targets - 1] for path, rows in zip(paths, layout.rows, strict=True)]
     row = PackedTokens(

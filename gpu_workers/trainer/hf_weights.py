@@ -113,6 +113,7 @@ def _layer_to_shard(hf: Any, parts: Mapping[str, Tensor], rank: int, size: int) 
 def _layer_from_shards(hf: Any, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     groups, dim, width = hf.num_key_value_heads, hf.head_dim, hf.hidden_size
     qkv = torch.cat([part[QKV].reshape(groups // len(parts), -1, dim, width) for part in parts])
+    # Each key-value head's group ends with one key and one value; the rest are its query heads.
     q, k, v = qkv.split([qkv.shape[1] - 2, 1, 1], dim=1)
     halves = [part[GATE_UP].chunk(2) for part in parts]
     whole = {name: parts[0][megatron] for name, megatron in NORMS.items()}

@@ -59,7 +59,7 @@ class _Score(torch.autograd.Function):
         entropy = log_total - weighted / total
         ctx.save_for_backward(shifted, log_total, entropy, local, owned)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # an unused output then has the gradient None, not zeros
         return chosen - log_total, entropy
 
     @staticmethod

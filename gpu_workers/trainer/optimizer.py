@@ -40,7 +40,7 @@ class MainGradAdamW:
         self._adamw.zero_grad(set_to_none=True)
         self.steps += 1
         for name, parameter in self._parameters.items():
-            if self._masters[name] is not parameter:
+            if self._masters[name] is not parameter:  # wider parameters are their own masters
                 parameter.data.copy_(self._masters[name])
 
     def state(self) -> dict[str, dict[str, Tensor]]:

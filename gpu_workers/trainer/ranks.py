@@ -153,4 +153,5 @@ def _store(rank: int, world_size: int, rendezvous: str) -> Any:
     if world_size == 1:
         return stores.HashStore()
     host, _, port = rendezvous.rpartition(":")
+    # The timeout bounds how long the ranks wait for each other to start.
     return stores.TCPStore(host, int(port), world_size, is_master=rank == 0, timeout=timedelta(minutes=2))

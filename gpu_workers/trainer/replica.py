@@ -68,6 +68,7 @@ class Replica:
             self.policy = PolicyModel(hf, self._dtype).to(device)
             self._ddp = DistributedDataParallel(
                 config=self.policy.gpt.config,
+                # A bfloat16 sum over many micro-steps would lose small gradients.
                 ddp_config=DistributedDataParallelConfig(
                     grad_reduce_in_fp32=self._dtype == torch.bfloat16, overlap_grad_reduce=False
                 ),
@@ -152,6 +153,7 @@ class Replica:
 
         Raises TrainingImpossible, and updates nothing, if the gradient is not finite.
         """
+        # Megatron only sums over replicas (calculate_per_token_loss); M below is the only divisor.
         finalize_model_grads([self._ddp])
         digest = self.gradient_sha256()
         norm = self._global_norm() / num_executions

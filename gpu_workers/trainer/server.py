@@ -48,6 +48,7 @@ class CommandServer:
             command = TrainerCommand.model_validate_json(line)
         except ValidationError as error:
             return TrainerAnswer(error=f"not a command: {error.errors()[0]['msg']}", retryable=False)
+        # Refused before it is queued: a command for another epoch must not wait behind a training.
         if command.epoch != self._epoch:
             fenced = Fenced(f"this trainer is of epoch {self._epoch}, the command of {command.epoch}")
             return _refusal(fenced)

@@ -70,6 +70,7 @@ class Trainer:
             raise TrainerFailed(f"cannot publish version {version}: the trainer holds {self.version}")
         with transaction(self._database) as session:
             stored = training.version_of(session, self._run, version)
+        # The checksum is known once the copy is exposed; until this returns, nobody has the reference.
         reference = self._source.expose(self._ranks.call(self._replica, "export"), version)
         if stored is None or stored.sha256 != reference.sha256:
             self._source.release(version)
