@@ -21,6 +21,7 @@ def open_attempt(session: Session, execution: ExecutionId, number: int, host: st
 
     Raises Fenced if the execution has ended.
     """
+    # FOR NO KEY UPDATE, here and elsewhere: inserts that refer to the row need not wait for this lock.
     row = session.get(ExecutionRow, execution, with_for_update={"key_share": True})
     if row is None or row.status == ExecutionStatus.TERMINAL:
         raise Fenced(f"{execution} is terminal, so no attempt can be opened")
@@ -42,6 +43,7 @@ def lock_open(session: Session, attempt: AttemptId) -> AttemptRow:
     Raises Fenced if the attempt is sealed or unknown.
     """
     query = select(AttemptRow).where(AttemptRow.id == attempt).with_for_update(read=True)
+    # The session may hold the row as it was before a seal: read it again under the lock.
     row = session.scalars(query.execution_options(populate_existing=True)).first()
     if row is None or row.status != AttemptStatus.OPEN:
         # The audit finds late calls by the words "is sealed" in their failure.

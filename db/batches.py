@@ -102,6 +102,7 @@ def nodes_of(session: Session, executions: Sequence[str]) -> dict[str, list[Batc
         select(AttemptRow.execution_id, AttemptRow.id)
         .join(SnapshotRow, SnapshotRow.attempt_id == AttemptRow.id)
         .where(AttemptRow.execution_id.in_(executions))
+        # No later attempt has a snapshot.
         .where(
             ~select(later.id)
             .join(SnapshotRow, SnapshotRow.attempt_id == later.id)
@@ -141,6 +142,7 @@ def write(
     micro_steps: Sequence[MicroStepRow],
 ) -> None:
     """Store the batch and assign its groups. From here on it can be trained, and trained again."""
+    # The other rows refer to the batch, so it goes first.
     session.add(batch)
     session.flush()
     for group in groups:

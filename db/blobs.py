@@ -12,6 +12,7 @@ def reserve(session: Session, key: str, sha256: str, num_bytes: int) -> bool:
     """Write the row before the upload. Return False if the object is already confirmed."""
     values = {"key": key, "sha256": sha256, "num_bytes": num_bytes}
     session.execute(insert(BlobRow).values(**values).on_conflict_do_nothing())
+    # A row that an interrupted upload left reserved is used again: the key is the hash of the content.
     return session.get_one(BlobRow, key).status != BlobStatus.CONFIRMED
 
 

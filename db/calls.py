@@ -173,6 +173,7 @@ def reclaim(session: Session, call: CallId, owner: str, dead_prefix: str, ttl_s:
     taken = session.execute(
         update(ModelCallRow)
         .where(ModelCallRow.id == call, ModelCallRow.status == CallStatus.IN_FLIGHT)
+        # A call that is ours already counts as reclaimed, so that a repeated transaction succeeds.
         .where(or_(expired, dead, ModelCallRow.lease_owner == owner))
         .values(lease_owner=owner, lease_expires_at=func.now() + ttl)
         .returning(ModelCallRow.id)
@@ -218,6 +219,7 @@ def commit(
     if session.scalar(held.with_for_update()) is None:
         return False
     session.execute(insert(TreeNodeRow), [_node_values(node, attempt, call) for node in new_nodes])
+    # The ``*_node`` fields are indexes; their columns hold ids.
     values = {name: getattr(outcome, name) for name in Outcome.__slots__ if not name.endswith("_node")}
     session.execute(
         update(ModelCallRow)
@@ -269,5 +271,5 @@ def _node_values(node: NewNode, attempt: AttemptId, call: CallId) -> dict[str, A
         "attempt_id": attempt,
         "call_id": call,
         "parent_id": None if node.parent is None else node_id(attempt, node.parent),
-        "num_tokens": len(node.token_ids) // 4,
+        "num_tokens": len(node.token_ids) // 4,  # int32
     }

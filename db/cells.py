@@ -80,6 +80,7 @@ def enter(session: Session, command: CellCommand) -> CellRow:
     done = select(CellTransitionRow.id).where(
         CellTransitionRow.cell_id == row.id, CellTransitionRow.command_id == command.command_id
     )
+    # A repeat must succeed although its role change has been made, so this comes before the role is compared.
     if session.scalars(done).first() is not None:
         return row
     if row.role != command.from_role:

@@ -49,6 +49,7 @@ class Direct:
                     self._dsn, autocommit=True, connect_timeout=CONNECT_S, options=options, **KEEPALIVES
                 )
             try:
+                # Left to itself, psycopg prepares a statement only once it has been executed five times.
                 cursor = await connection.execute(statement.sql, statement.values, prepare=True)
                 return await cursor.fetchall()
             finally:

@@ -37,6 +37,7 @@ def succeed(
         .where(EvaluationRow.id == evaluation, EvaluationRow.status == EvaluationStatus.PENDING)
         .values(
             status=EvaluationStatus.SUCCEEDED,
+            # Tries may report out of order.
             num_tries=func.greatest(EvaluationRow.num_tries, try_number),
             failure=None,
             output_tail=output_tail,

@@ -14,6 +14,7 @@ from gyre.rules.groups import group_outcome
 
 def lock_run(session: Session, run: str) -> None:
     """Serialise the run's decisions: hold an advisory lock until the transaction ends."""
+    # Two names with equal hashes merely wait for each other.
     session.execute(text("SELECT pg_advisory_xact_lock(hashtext(:run))"), {"run": run})
 
 

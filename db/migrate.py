@@ -30,6 +30,7 @@ def upgrade(dsn: str) -> None:
         with database.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
             try:
+                # Alembic opens its own connection; this one holds the lock until it has finished.
                 command.upgrade(alembic_config(dsn), "head")
             finally:
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK})

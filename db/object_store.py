@@ -33,6 +33,7 @@ class BlobStore:
         """Upload a file unless it is stored already; return its key once a confirmed row vouches for it."""
         digest = _file_sha256(path)
         key, num_bytes = f"sha256/{digest}", path.stat().st_size
+        # The row goes first, so that an interrupted upload never leaves an object that no row names.
         with transaction(self._database) as session:
             missing = blobs.reserve(session, key, digest, num_bytes)
         if missing:

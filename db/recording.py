@@ -64,6 +64,8 @@ FROM json_to_recordset(%(calls)s) AS a(
 JOIN open o ON o.id = a.attempt_id
 ON CONFLICT DO NOTHING RETURNING id"""
 
+# Bytes travel as hex in JSON: a token of four bytes is eight digits. The UPDATE may name nodes that the same
+# statement inserts, because foreign keys are checked at its end.
 COMMIT: LiteralString = f"""WITH {OPEN},
 held AS (
   SELECT c.id FROM model_call c JOIN open o ON o.id = c.attempt_id
@@ -100,8 +102,13 @@ WHERE c.id = a.id RETURNING c.id"""
 
 def begin(begins: Sequence[Begin], *, owner: str, ttl_s: float) -> Statement:
     """Build the statement that writes in-flight rows; it returns the ids of the calls it wrote."""
+    rows = (
+        {"id": each.call, "attempt_id": each.attempt, "index": each.index, "sampling": each.sampling}
+        | _fields(each.new, NEW_CALL)
+        for each in begins
+    )
     values = {"attempts": [each.attempt for each in begins], "owner": owner, "ttl_s": ttl_s}
-    return Statement(BEGIN, values | {"calls": _document(_begin_row(each) for each in begins)})
+    return Statement(BEGIN, values | {"calls": _document(rows)})
 
 
 def commit(commits: Sequence[Commit], *, owner: str) -> Statement:
@@ -118,11 +125,6 @@ def commit(commits: Sequence[Commit], *, owner: str) -> Statement:
 def _document(rows: Iterable[dict[str, Any]]) -> str:
     """Encode all rows as one JSON parameter: binding an array per column would cost more than the insert."""
     return compact_json([*rows]).decode()
-
-
-def _begin_row(begin: Begin) -> dict[str, Any]:
-    known = {"id": begin.call, "attempt_id": begin.attempt, "index": begin.index, "sampling": begin.sampling}
-    return known | _fields(begin.new, NEW_CALL)
 
 
 def _outcome_row(commit: Commit) -> dict[str, Any]:

@@ -46,5 +46,6 @@ def connect(dsn: str, *, pool_size: int = 8, pre_ping: bool = True) -> Database:
 @contextmanager
 def transaction(database: Database) -> Generator[Session]:
     """Open a session that commits when the block ends and rolls back when it raises."""
+    # Rows stay readable after the commit; expired ones would be read again without a transaction.
     with Session(database, expire_on_commit=False) as session, session.begin():
         yield session

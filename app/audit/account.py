@@ -110,6 +110,7 @@ def count_interruptions(rows: RunRows, findings: Findings) -> Interruptions:
         and SEALED not in (call.failure or "")
     ]
     discarded = {c.id: c.num_output_tokens for c in failed if c.num_output_tokens}
+    # A failed call and its aborted answer stand for the same tokens: count them once.
     for node in rows.aborts:
         if node.attempt_id not in ended:
             discarded[node.call_id] = max(discarded.get(node.call_id, 0), node.num_tokens)

@@ -27,6 +27,7 @@ async def _largest(services: Services, workflow_id: str) -> int | None:
     try:
         connecting = Client.connect(services.temporal_address, namespace=services.temporal_namespace)
         client = await asyncio.wait_for(connecting, CONNECT_S)
+        # The ids of a run's child workflows begin with its own.
         query = f"WorkflowId = '{workflow_id}' OR WorkflowId STARTS_WITH '{workflow_id}/'"
         largest = 0
         async for execution in client.list_workflows(query):

@@ -18,6 +18,7 @@ class Bucket:
 
     def __init__(self, services: Services) -> None:
         self._name = services.s3_bucket
+        # Not the client of db.object_store: the audit shares no code with what it audits.
         self._s3: Any = boto3.client(  # pyright: ignore[reportUnknownMemberType]
             "s3",
             endpoint_url=services.s3_endpoint,

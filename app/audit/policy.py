@@ -47,6 +47,7 @@ class Scorer:
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> str | None:
         """Load these weights. Return a sentence if they do not fit the model, else None."""
+        # Tied weights are stored once, under the name of the embedding.
         tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set[str]()
         shapes = {name: tuple(value.shape) for name, value in self._model.state_dict().items()}
         missing = sorted(shapes.keys() - tensors.keys() - tied)

@@ -56,6 +56,7 @@ def path_to(nodes: Mapping[str, AuditNode], leaf: str, taken: int | None = None)
         if len(pieces) == len(nodes):
             raise ValueError(f"the parents of {leaf} form a circle")
         pieces.append(Piece(node, length))
+        # Of an ancestor, only the tokens before the branch are on the path.
         name, taken = node.parent_id, node.parent_offset
     pieces.reverse()
     position = 0

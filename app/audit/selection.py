@@ -22,6 +22,7 @@ def choose_calls(spans: list[AuditSpan], max_tokens: int, seed: int) -> set[str]
             by_version[version].append((span.call_id, count))
     chosen: set[str] = set()
     left = max_tokens
+    # Smallest first, so that what they leave over is known before the larger ones get their share.
     smallest_first = sorted(by_version, key=lambda v: (sum(n for _, n in by_version[v]), v))
     for position, version in enumerate(smallest_first):
         share, taken = left // (len(smallest_first) - position), 0

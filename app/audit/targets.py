@@ -44,6 +44,7 @@ def count_targets(
             num_targets == trajectory.num_targets,
             f"{trajectory.id} records {trajectory.num_targets} targets, but its nodes have {num_targets}",
         )
+    # One use of a node is right, the largest one; all others repeat it.
     repeated = {name: sum(counts) - max(counts) for name, counts in uses.items()}
     for name, count in repeated.items():
         findings.require("targets_once", count == 0, f"{count} tokens of {name} are targets again")

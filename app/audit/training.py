@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from app.audit.findings import Findings
-from db.audit import AuditBatch, AuditBatchExecution, AuditReward, RunRows
+from db.audit import AuditBatchExecution, AuditReward, RunRows
 from gyre.contracts.lifecycle import (
     BatchStatus,
     ContributionStatus,
@@ -36,34 +36,25 @@ def check_batches(rows: RunRows, findings: Findings) -> None:
         frozen[row.batch_id].append(row)
     permuted = rows.config["run"]["control"] == "permuted"
     for batch in rows.batches:
-        _check_size(batch, frozen[batch.id], rows, findings)
-        _check_owners(frozen[batch.id], rewards, permuted, findings)
+        members = frozen[batch.id]
+        groups = {g.id for g in rows.groups if g.batch_id == batch.id and g.purpose == Purpose.TRAIN}
+        scored = {
+            e.id for e in rows.executions if e.group_id in groups and e.disposition == Disposition.SCORED
+        }
+        names = {row.execution_id for row in members}
+        sentence = f"{batch.id} divides by {batch.num_executions}, but has {len(members)} frozen rewards"
+        findings.require("batches_complete", batch.num_executions == len(members), sentence)
+        sentence = f"{batch.id} does not hold exactly the scored executions of its groups"
+        findings.require("batches_complete", scored == names, sentence)
+        for row in members:
+            reward = rewards.get(row.reward_id)
+            owner = reward.execution_id if reward else None
+            own = owner in names if permuted else owner == row.execution_id
+            findings.require("rewards_own", own, f"{row.execution_id} trains on the reward of {owner}")
+        for reward_id, uses in Counter(row.reward_id for row in members).items():
+            findings.require("rewards_own", uses == 1, f"{reward_id} is used {uses} times in one batch")
     _check_advantages(rows, rewards, findings)
     _check_target_counts(rows, findings)
-
-
-def _check_size(
-    batch: AuditBatch, frozen: list[AuditBatchExecution], rows: RunRows, findings: Findings
-) -> None:
-    groups = {g.id for g in rows.groups if g.batch_id == batch.id and g.purpose == Purpose.TRAIN}
-    scored = {e.id for e in rows.executions if e.group_id in groups and e.disposition == Disposition.SCORED}
-    sentence = f"{batch.id} divides by {batch.num_executions}, but has {len(frozen)} frozen rewards"
-    findings.require("batches_complete", batch.num_executions == len(frozen), sentence)
-    sentence = f"{batch.id} does not hold exactly the scored executions of its groups"
-    findings.require("batches_complete", scored == {row.execution_id for row in frozen}, sentence)
-
-
-def _check_owners(
-    frozen: list[AuditBatchExecution], rewards: dict[str, AuditReward], permuted: bool, findings: Findings
-) -> None:
-    members = {row.execution_id for row in frozen}
-    for row in frozen:
-        reward = rewards.get(row.reward_id)
-        owner = reward.execution_id if reward else None
-        own = owner in members if permuted else owner == row.execution_id
-        findings.require("rewards_own", own, f"{row.execution_id} trains on the reward of {owner}")
-    for reward_id, uses in Counter(row.reward_id for row in frozen).items():
-        findings.require("rewards_own", uses == 1, f"{reward_id} is used {uses} times in one batch")
 
 
 def _check_advantages(rows: RunRows, rewards: dict[str, AuditReward], findings: Findings) -> None:
@@ -74,6 +65,7 @@ def _check_advantages(rows: RunRows, rewards: dict[str, AuditReward], findings: 
     for row in rows.batch_executions:
         by_group[row.batch_id, group_of.get(row.execution_id)].append(row)
     for (_, group), members in by_group.items():
+        # A missing reward becomes NaN, which equals no recorded advantage.
         values = [rewards[row.reward_id].value if row.reward_id in rewards else np.nan for row in members]
         zeros = placeholders[group or ""] if loss["placeholder_in_baseline"] else 0
         wanted = advantages(values, num_zeros=zeros, normalise_std=loss["normalise_std"])

@@ -48,6 +48,7 @@ def walk_trees(
     result = TreeResult()
     for done, execution in enumerate(rows.executions):
         progress("trees", done, len(rows.executions))
+        # Tokens and log-probabilities of a whole run might not fit into memory.
         nodes = {node.id: node for node in rows_of.nodes_of(session, execution.id)}
         own = calls[execution.id]
         for call in own:

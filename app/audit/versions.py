@@ -58,7 +58,7 @@ def check_versions(
             progress("versions", done, len(rows.versions))
             path = Path(folder) / "model.safetensors"
             tensors = _verified_weights(row, blobs.get(row.weights_key), path, model, bucket, findings)
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # one version's weights on disk at a time
             calls = [call for call in chosen if any(v == row.version for v, _ in call.versions)]
             if tensors is not None and scorer is not None and calls:
                 _score(scorer, row.version, tensors, calls, result, findings)
@@ -126,6 +126,7 @@ def _verified_weights(
 
 def _check_blob(blob: AuditBlob, num_bytes: int | None, check: str, findings: Findings) -> bool:
     """Check that the object is confirmed and has its recorded size; ``num_bytes`` None: it is missing."""
+    # "&" evaluates every check, so that each violation is reported; "and" would stop at the first.
     confirmed = blob.status == BlobStatus.CONFIRMED
     held = findings.require(check, confirmed, f"{blob.owner}: {blob.key} is {blob.status}")
     sentence = f"{blob.owner}: {blob.key} is not in S3"

@@ -14,6 +14,7 @@ def count_waterlevel(rows: RunRows, findings: Findings) -> int:
     ROLLOUT provide capacity.
     """
     capacity = {cell.id: cell.capacity for cell in rows.cells}
+    # Booting into ROLLOUT is no command, so no transition row says it.
     roles: dict[str, str] = dict.fromkeys(capacity, CellRole.ROLLOUT)
     dispatch_of = {group.id: group.dispatched_at for group in rows.groups}
     dispatched = sorted(dispatch_of[execution.group_id] for execution in rows.executions)

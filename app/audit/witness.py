@@ -67,13 +67,12 @@ def audit_session(
     logprobs = check_versions(rows, trees.chosen, bucket, findings, progress)
     check_snapshots(rows, bucket, findings)
     mixed_kv_tokens = _check_spans(rows, findings)
-    check_dispositions(rows, findings)
-    check_account(rows, findings)
-    check_batches(rows, findings)
+    for check in (check_dispositions, check_failures, check_account, check_batches):
+        check(rows, findings)
     gradients = count_gradients(rows, findings)
     waterlevel = count_waterlevel(rows, findings)
     interruptions = count_interruptions(rows, findings)
-    check_failures(rows, findings)
+
     payload = largest_payload_bytes(services, RunId(run_id))
     sentence = f"a payload of {payload} bytes went through Temporal"
     findings.require("payloads_small", (payload or 0) <= MAX_PAYLOAD_BYTES, sentence)

@@ -81,25 +81,12 @@ def make_call(
     nodes.append(answer)
     if ending is CallStatus.COMMITTED:
         tree.extend(nodes)
-    return RecordedCall(
-        NewCall("openai", "main", "key", document, answer.position, answer.position - len(prompt), "input"),
-        {"sampling_seed": (1 << 63) - 1} | document,
-        nodes,
-        Outcome(
-            context_node=context.index,
-            context_offset=context_offset,
-            sampled_node=answer.index,
-            num_output_tokens=length,
-            num_cached_tokens=len(tree),
-            num_malformed_tool_calls=len(spans),
-            finish_reason=finish_reason,
-            output_sha256="output",
-            response=document,
-            cell_id="run/r/cell/0",
-            engine_ms=length,
-        ),
-        ending,
-    )
+    new = NewCall("openai", "main", "key", document, answer.position, answer.position - len(prompt), "input")
+    outcome = Outcome(
+        context.index, context_offset, answer.index, length, len(tree), len(spans), finish_reason, "output",
+        document, "run/r/cell/0", engine_ms=length,
+    )  # fmt: skip
+    return RecordedCall(new, {"sampling_seed": (1 << 63) - 1} | document, nodes, outcome, ending)
 
 
 def record_together(database: Database, scripts: dict[AttemptId, list[RecordedCall]]) -> None:
