@@ -22,7 +22,7 @@ from gateway.clock import Clock
 from gateway.engines import Engines
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
-from gateway.service import Policy, Service
+from gateway.service import CallSettings, Service
 from gateway.store import Store
 from gyre.contracts.boot import GatewayBoot, read_boot
 from gyre.contracts.ids import RunId
@@ -56,7 +56,7 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[App]:
     store = Store(database, hold_s=boot.hold_s, num_threads=STORE_THREADS, clock=clock)
     engines = Engines(run, store, clock, hold_s=boot.hold_s, read_timeout_s=boot.engine_read_s)
     recorder = Recorder(store, f"{boot.host}:{boot.port}")
-    service = Service(store, engines, recorder, Renderer(model), policy_of(config), secret, clock)
+    service = Service(store, engines, recorder, Renderer(model), call_settings(config), secret, clock)
     leases = asyncio.create_task(recorder.renew_for_ever())
     try:
         yield App(service, model, boot.ping_s)
@@ -69,11 +69,11 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[App]:
         database.dispose()
 
 
-def policy_of(config: dict[str, Any]) -> Policy:
+def call_settings(config: dict[str, Any]) -> CallSettings:
     """The part of the resolved run file that concerns calls."""
     sampling, limits = config["sampling"], config["limits"]
     harness = harness_facts(config["harness"]["name"])
-    return Policy(
+    return CallSettings(
         temperature=sampling["temperature"],
         top_p=sampling["top_p"],
         top_k=sampling["top_k"],

@@ -18,7 +18,7 @@ from gateway.delivery import Delivery, send_error
 from gateway.dialects import AnthropicMessages, Dialect, GoogleGenerate, OpenAIChat, OpenAIResponses, Reply
 from gateway.dialects.reading import parse_body
 from gateway.errors import ANSWERED, BodyTooLarge, UnknownRoute
-from gateway.roles import call_role
+from gateway.role_evidence import call_role
 from gateway.service import Service
 from gyre.contracts.errors import BadInput
 from gyre.contracts.ids import AttemptId
@@ -34,7 +34,7 @@ DialectOf = Callable[[Request], Dialect]
 
 
 class App(Router):
-    """The routes of one run, without the layers of an application that would do what `Endpoint` does."""
+    """The routes of one run, without the layers of an application that repeat `DialectEndpoint`."""
 
     def __init__(self, service: Service, model: Path, ping_s: float) -> None:
         """``model`` only gives the name that is listed."""
@@ -46,11 +46,11 @@ class App(Router):
 
         def answering(path: str, dialect_of: DialectOf) -> None:
             handler = partial(_answer, service, ping_s, dialect_of)
-            routes(path, Endpoint(dialect_of, handler), ["POST"])
+            routes(path, DialectEndpoint(dialect_of, handler), ["POST"])
 
         def counting(path: str, dialect_of: DialectOf, document: Callable[[int], dict[str, Any]]) -> None:
             handler = partial(_count, service, dialect_of, document)
-            routes(path, Endpoint(dialect_of, handler), ["POST"])
+            routes(path, DialectEndpoint(dialect_of, handler), ["POST"])
 
         answering("/v1/messages", lambda _: ANTHROPIC)
         answering("/v1/chat/completions", lambda _: CHAT)
@@ -62,11 +62,13 @@ class App(Router):
             answering(f"{method}generateContent", _google)
             answering(f"{method}streamGenerateContent", partial(_google, streams=True))
             counting(f"{method}countTokens", _google, lambda num: {"totalTokens": num})
-            models = Endpoint(_asker, partial(_models, service, model.name))
+            models = DialectEndpoint(_asker, partial(_models, service, model.name))
             routes(f"{version}/models", models, ["GET"])
             routes(version + "/models/{model:path}", models, ["GET"])
         routes("/api/hello", _hello, ["GET", "HEAD"])
-        self.routes.append(Route("/health", Endpoint(_asker, partial(_health, service)), methods=["GET"]))
+        self.routes.append(
+            Route("/health", DialectEndpoint(_asker, partial(_health, service)), methods=["GET"])
+        )
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A sentence for whoever gave a harness the wrong base URL; the token may stand in the path."""
@@ -112,7 +114,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class DialectEndpoint:
     """An ASGI application. Failures in the dialect's own shape; a bug is logged and answered as 500."""
 
     dialect_of: DialectOf
@@ -136,15 +138,15 @@ class Endpoint:
 async def _answer(service: Service, ping_s: float, dialect_of: DialectOf, request: Request) -> Delivery:
     dialect = dialect_of(request)
     attempt, asked = await _asked(service, dialect, request)
-    role = call_role(service.policy.roles, request.headers, asked)
+    role = call_role(service.settings.roles, request.headers, asked)
     call = await service.open_call(attempt, asked, dialect, role)
     return Delivery(
         dialect=dialect,
         call=call,
         reply=Reply(call.id, asked.model, call.num_input_tokens, int(time.time()), asked.echo),
         stream=asked.stream,
-        early_start=service.policy.early_start,
-        live=service.policy.live,
+        early_start=service.settings.early_start,
+        live=service.settings.live,
         ping_s=ping_s,
         on_delivered=lambda: service.delivered(attempt, call),
     )
@@ -164,7 +166,7 @@ def _counted_response(num_tokens: int) -> dict[str, Any]:
 async def _asked(service: Service, dialect: Dialect, request: Request) -> tuple[AttemptId, CanonicalRequest]:
     """Who asks and what. Raises Unauthorized, BodyTooLarge or BadInput."""
     attempt = service.authenticate(presented_token(request))
-    body = await _read_body(request, service.policy.max_body_bytes)
+    body = await _read_body(request, service.settings.max_body_bytes)
     with service.clock.stage("parse"):
         return attempt, dialect.parse(parse_body(body))
 
@@ -185,7 +187,7 @@ async def _models(service: Service, name: str, request: Request) -> Response:
     service.authenticate(presented_token(request))
     asked = request.path_params.get("model")
     if isinstance(_asker(request), GoogleGenerate):
-        entry = _google_model(asked or name, service.policy.context_tokens, service.policy.max_tokens)
+        entry = _google_model(asked or name, service.settings.context_tokens, service.settings.max_tokens)
         return JSONResponse(entry if asked else {"models": [entry]})
     entry = _model(asked or name)
     return JSONResponse(entry if asked else _model_list(entry))

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.attempts import LiveCall
 from gateway.dialects.base import Dialect, Finished, Reply, Stream
 from gateway.errors import status_of
+from gateway.live_attempt import LiveCall
 from gyre.contracts.errors import EngineFailed
 from gyre.contracts.json_text import compact_json
 

@@ -55,7 +55,7 @@ class Refused(BadInput):
 
 
 @dataclass(slots=True)
-class Sampled:
+class SampledAnswer:
     """Tokens of one answer; ``versions`` is ``[[policy version, number of tokens], ...]`` in order."""
 
     ids: list[int] = field(default_factory=list)
@@ -113,13 +113,13 @@ class Engines:
 
     async def sample(
         self, rid: str, ids: Ids, params: SamplingParams, affinity: str, on_tokens: OnTokens | None = None
-    ) -> Sampled:
+    ) -> SampledAnswer:
         """All tokens of one answer. ``affinity`` names what keeps its KV on one cell.
 
         Raises Refused when the request does not fit, EngineFailed when no engine got any further for
         the hold time.
         """
-        sampled, since, delay = Sampled(), time.monotonic(), FIRST_RETRY_S
+        sampled, since, delay = SampledAnswer(), time.monotonic(), FIRST_RETRY_S
         begun, problem = since, "no cell serves"
         while time.monotonic() - since < self._hold_s:
             cell = await self._choose(affinity)
@@ -153,7 +153,7 @@ class Engines:
         rid: str,
         ids: Ids,
         params: SamplingParams,
-        sampled: Sampled,
+        sampled: SampledAnswer,
         on_tokens: OnTokens | None,
     ) -> bool:
         """Send what is left to sample to one cell. True if tokens came back."""

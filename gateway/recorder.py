@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session
 
 from db import attempts, calls, recording
 from db.direct import Statement
-from gateway.attempts import AttemptState, LiveCall, Prompt, finished_of, restored
 from gateway.batches import Batches
 from gateway.dialects.base import Finished
-from gateway.engines import Sampled
+from gateway.engines import SampledAnswer
+from gateway.live_attempt import LiveAttempt, LiveCall, Prompt, finished_of, restored
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
 from gyre.contracts.errors import EngineFailed
@@ -43,7 +43,7 @@ class Recorder:
 
     async def begin(
         self,
-        state: AttemptState,
+        state: LiveAttempt,
         index: int,
         new: calls.NewCall,
         sampling: Callable[[int], SamplingParams],
@@ -69,7 +69,7 @@ class Recorder:
         """Raises Fenced if the attempt is sealed."""
         await self._store.run(lambda s: attempts.lock_open(s, attempt))
 
-    async def take_over(self, state: AttemptState, call: LiveCall) -> Finished | SamplingParams:
+    async def take_over(self, state: LiveAttempt, call: LiveCall) -> Finished | SamplingParams:
         """Take up a call that another gateway left: its answer if it has one, else how it is sampled.
 
         While the other one still holds its lease, wait: the lease or the call ends.
@@ -89,7 +89,7 @@ class Recorder:
                 raise EngineFailed(row.failure)
             await asyncio.sleep(TAKE_OVER_POLL_S)
 
-    async def catch_up(self, state: AttemptState) -> None:
+    async def catch_up(self, state: LiveAttempt) -> None:
         """Read the record again if another gateway has added to it: ``state.tree`` is another one then."""
         async with state.commit_lock:
             next_index = await self._store.run(lambda s: calls.next_node_index(s, state.attempt))
@@ -97,7 +97,7 @@ class Recorder:
                 await self._reload(state)
 
     async def commit(
-        self, state: AttemptState, call: LiveCall, prompt: Prompt, sampled: Sampled, answer: Answer
+        self, state: LiveAttempt, call: LiveCall, prompt: Prompt, sampled: SampledAnswer, answer: Answer
     ) -> Finished:
         """Write the call and its nodes in one transaction, then show them to later calls.
 
@@ -139,7 +139,7 @@ class Recorder:
             await self._store.run(lambda s: calls.renew(s, self._owner, held, LEASE_S))
 
     async def _committed(
-        self, call: LiveCall, state: AttemptState, nodes: list[calls.NewNode], outcome: calls.Outcome
+        self, call: LiveCall, state: LiveAttempt, nodes: list[calls.NewNode], outcome: calls.Outcome
     ) -> bool:
         if await self._commits.put(recording.Commit(call.id, state.attempt, nodes, outcome)):
             return True
@@ -160,10 +160,10 @@ class Recorder:
             raise EngineFailed(f"{call.id} was taken over by another gateway")
         return finished
 
-    async def _reload(self, state: AttemptState) -> None:
+    async def _reload(self, state: LiveAttempt) -> None:
         """Only with the commit lock: nothing is added here meanwhile."""
 
-        def read(session: Session) -> AttemptState:
+        def read(session: Session) -> LiveAttempt:
             nodes, rows = calls.nodes(session, state.attempt), calls.calls(session, state.attempt)
             return restored(state.attempt, state.facts, nodes, rows)
 
@@ -171,7 +171,7 @@ class Recorder:
 
 
 def _new_rows(
-    state: AttemptState, prompt: Prompt, sampled: Sampled, answer: Answer
+    state: LiveAttempt, prompt: Prompt, sampled: SampledAnswer, answer: Answer
 ) -> tuple[list[calls.NewNode], calls.Outcome]:
     """The new nodes of an answer and the call's outcome, from the tree as it is."""
     placed, index = state.tree.place(prompt.base, prompt.suffix), state.tree.next_index
@@ -186,7 +186,7 @@ def _new_rows(
 
 
 def _sampled_node(
-    index: int, context: Point, prompt: Prompt, sampled: Sampled, answer: Answer
+    index: int, context: Point, prompt: Prompt, sampled: SampledAnswer, answer: Answer
 ) -> calls.NewNode:
     return calls.NewNode(
         index=index,
@@ -203,7 +203,7 @@ def _sampled_node(
     )
 
 
-def _outcome(context: Point, index: int, sampled: Sampled, answer: Answer) -> calls.Outcome:
+def _outcome(context: Point, index: int, sampled: SampledAnswer, answer: Answer) -> calls.Outcome:
     return calls.Outcome(
         context_node=context.node,
         context_offset=context.offset,
@@ -220,14 +220,14 @@ def _outcome(context: Point, index: int, sampled: Sampled, answer: Answer) -> ca
 
 
 def _new_node(
-    state: AttemptState, index: int, parent: Point | None, kind: NodeKind, token_ids: bytes
+    state: LiveAttempt, index: int, parent: Point | None, kind: NodeKind, token_ids: bytes
 ) -> calls.NewNode:
     offset, position = parent.offset if parent else 0, state.tree.depth(parent)
     return calls.NewNode(index, parent.node if parent else None, offset, position, kind, token_ids)
 
 
 def _shown(
-    state: AttemptState, nodes: list[calls.NewNode], outcome: calls.Outcome, answer: Answer
+    state: LiveAttempt, nodes: list[calls.NewNode], outcome: calls.Outcome, answer: Answer
 ) -> Finished:
     """Let later calls see what was committed."""
     for new in nodes:

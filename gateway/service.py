@@ -1,7 +1,7 @@
 """The call path: retry or twin, prompt, record in flight while it is sampled, commit, answer.
 
 Collaborators: `Recorder` (what is written before an answer), `Engines` (router), `Renderer` (template
-and tokenizer), `DeliveryLog`, and one `AttemptState` for each attempt. None of them refers back here.
+and tokenizer), `DeliveryLog`, and one `LiveAttempt` for each attempt. None of them refers back here.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from db import calls
-from gateway.attempts import AttemptState, LiveCall, Prompt, match, prompt_of
+from gateway.attempt_cache import AttemptCache
 from gateway.clock import Clock
 from gateway.delivered import DeliveryLog
 from gateway.dialects.base import Dialect, Finished
-from gateway.engines import Engines, OnTokens, Sampled
+from gateway.engines import Engines, OnTokens, SampledAnswer
 from gateway.errors import LimitReached, PromptTooLong, Unauthorized, sentence_of
+from gateway.live_attempt import LiveAttempt, LiveCall, Prompt, match, prompt_of
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
-from gateway.states import States
 from gateway.store import Store
 from gateway.watch import CallWatch
 from gyre.contracts.engine import SamplingParams
@@ -38,7 +38,7 @@ LONG_CHARACTERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class CallSettings:
     """What the run says about calls: sampling and limits."""
 
     temperature: float
@@ -61,7 +61,7 @@ class Policy:
 class Asked:
     """One request, ready to be recorded."""
 
-    state: AttemptState
+    state: LiveAttempt
     request: CanonicalRequest
     prompt: Prompt
     key: str
@@ -78,18 +78,18 @@ class Service:
         engines: Engines,
         recorder: Recorder,
         renderer: Renderer,
-        policy: Policy,
+        settings: CallSettings,
         secret: bytes,
         clock: Clock,
     ) -> None:
         self._engines, self._recorder, self._renderer = engines, recorder, renderer
-        self.policy, self._secret, self.clock = policy, secret, clock
+        self.settings, self._secret, self.clock = settings, secret, clock
         self._delivered = DeliveryLog(store)
         self._tasks: set[asyncio.Task[Finished]] = set()
         self.counts: Counter[str] = Counter()
         """loaded (attempts), calls, joined, forked, failed and what `CallWatch` counts, since the start."""
         self.watch = CallWatch(self.counts)
-        self._states = States(store, lambda: self._delivered.attempts, engines.forget, self.counts)
+        self._states = AttemptCache(store, lambda: self._delivered.attempts, engines.forget, self.counts)
 
     def authenticate(self, token: str) -> AttemptId:
         """Raises Unauthorized for a token that this run's secret did not make."""
@@ -176,7 +176,7 @@ class Service:
         return call
 
     def _start(
-        self, state: AttemptState, call: LiveCall, work: Coroutine[Any, Any, Finished]
+        self, state: LiveAttempt, call: LiveCall, work: Coroutine[Any, Any, Finished]
     ) -> asyncio.Task[Finished]:
         """Run the call apart from its client, which may go and come back."""
 
@@ -194,16 +194,18 @@ class Service:
         task.add_done_callback(ended)
         return task
 
-    def _sample(self, asked: Asked, call: LiveCall, params: SamplingParams) -> asyncio.Task[Sampled]:
+    def _sample(self, asked: Asked, call: LiveCall, params: SamplingParams) -> asyncio.Task[SampledAnswer]:
         """Ask an engine."""
-        on_tokens = self._teller(asked, call) if self.policy.live and asked.request.stream else None
+        on_tokens = self._teller(asked, call) if self.settings.live and asked.request.stream else None
         attempt, ids = asked.state.attempt, asked.prompt.ids
         task = asyncio.create_task(self._engines.sample(call.id, ids, params, attempt, on_tokens))
         # Whoever waits for it hears of a failure; nobody does when the call could not be recorded.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
-    async def _complete(self, asked: Asked, call: LiveCall, sampling: asyncio.Task[Sampled]) -> Finished:
+    async def _complete(
+        self, asked: Asked, call: LiveCall, sampling: asyncio.Task[SampledAnswer]
+    ) -> Finished:
         """Read and commit what is sampled: when this returns, the answer is in the record."""
         state, prompt = asked.state, asked.prompt
         try:
@@ -229,7 +231,7 @@ class Service:
 
         return tell
 
-    def _read(self, asked: Asked, call: LiveCall, sampled: Sampled) -> Answer:
+    def _read(self, asked: Asked, call: LiveCall, sampled: SampledAnswer) -> Answer:
         """What the policy said."""
         with self.clock.stage("read the answer"):
             return parse_answer(
@@ -247,14 +249,14 @@ class Service:
             return found
         return await self._complete(asked, call, self._sample(asked, call, found))
 
-    def _check_limits(self, state: AttemptState, prompt: Prompt) -> None:
-        policy = self.policy
-        if state.num_calls >= policy.max_calls:
-            raise LimitReached(f"this attempt has used its {policy.max_calls} model calls")
-        if state.num_in_flight >= policy.max_concurrent_calls:
+    def _check_limits(self, state: LiveAttempt, prompt: Prompt) -> None:
+        settings = self.settings
+        if state.num_calls >= settings.max_calls:
+            raise LimitReached(f"this attempt has used its {settings.max_calls} model calls")
+        if state.num_in_flight >= settings.max_concurrent_calls:
             raise LimitReached(f"this attempt has {state.num_in_flight} calls under way, no more are allowed")
-        if len(prompt.ids) >= policy.context_tokens:
-            raise PromptTooLong(len(prompt.ids), policy.context_tokens - 1)
+        if len(prompt.ids) >= settings.context_tokens:
+            raise PromptTooLong(len(prompt.ids), settings.context_tokens - 1)
 
     async def _record(self, asked: Asked, index: int, sampling: Callable[[int], SamplingParams]) -> int:
         new = calls.NewCall(
@@ -270,18 +272,18 @@ class Service:
 
     def _sampling(self, asked: Asked) -> Callable[[int], SamplingParams]:
         """The run's sampling for a call index; of the harness only a smaller bound counts."""
-        policy, facts = self.policy, asked.state.facts
-        bound = min(policy.max_tokens, policy.context_tokens - len(asked.prompt.ids))
+        settings, facts = self.settings, asked.state.facts
+        bound = min(settings.max_tokens, settings.context_tokens - len(asked.prompt.ids))
         return lambda index: SamplingParams(
-            temperature=0 if facts.purpose == Purpose.GREEDY else policy.temperature,
-            top_p=policy.top_p,
-            top_k=policy.top_k,
+            temperature=0 if facts.purpose == Purpose.GREEDY else settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
             max_new_tokens=min(bound, asked.request.max_tokens or bound),
             stop_token_ids=list(self._renderer.stop_ids),
             sampling_seed=call_seed(facts.execution, facts.number, index),
         )
 
-    async def _plan(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
+    async def _plan(self, state: LiveAttempt, request: CanonicalRequest) -> Prompt:
         """The prompt. An answer in it that is not known here may be one that another gateway recorded."""
         known = state.tree
         prompt = await self._planned(state, request)
@@ -291,7 +293,7 @@ class Service:
                 return await self._planned(state, request)
         return prompt
 
-    async def _planned(self, state: AttemptState, request: CanonicalRequest) -> Prompt:
+    async def _planned(self, state: LiveAttempt, request: CanonicalRequest) -> Prompt:
         """The prompt by the tree that is in memory; long new text is encoded in a thread."""
         with self.clock.stage("match and render"):
             found = match(state, request, self._renderer)
@@ -306,7 +308,7 @@ class Service:
         with self.clock.stage("encode"):
             return self._renderer.encode(text)
 
-    async def _check_open(self, state: AttemptState) -> None:
+    async def _check_open(self, state: LiveAttempt) -> None:
         try:
             await self._recorder.check_open(state.attempt)
         except Fenced:

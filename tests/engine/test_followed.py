@@ -7,7 +7,7 @@ import pytest
 from db.models import CellRow, RunRow
 from db.session import Database, transaction
 from gateway.clock import Clock
-from gateway.engines import Engines, Sampled
+from gateway.engines import Engines, SampledAnswer
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
 from gyre.contracts.ids import RunId
@@ -23,7 +23,7 @@ def test_streamed_and_plain_answers_are_the_same(database: Database, engine_url:
     emitted: list[list[int]] = []
     params = SamplingParams(max_new_tokens=40, sampling_seed=7)
 
-    async def ask() -> tuple[Sampled, Sampled]:
+    async def ask() -> tuple[SampledAnswer, SampledAnswer]:
         clock = Clock()
         store = Store(database, hold_s=30)
         engines = Engines(RunId("r"), store, clock, hold_s=30, read_timeout_s=60)

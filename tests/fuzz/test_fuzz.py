@@ -21,7 +21,7 @@ from sqlalchemy.dialects.postgresql import insert
 from db import attempts
 from db.models import ExecutionRow, ModelCallRow
 from db.session import transaction
-from gateway.attempts import load_state
+from gateway.live_attempt import load_attempt
 from gyre.contracts.ids import AttemptId, ExecutionId, attempt_id
 from gyre.contracts.tokens import attempt_token
 from tests.fuzz.corpus import DIALECTS, Body, DialectCorpus
@@ -198,7 +198,7 @@ def readable_again(world: World) -> int:
     """Load every attempt as a restarted gateway would; return the number of tree nodes."""
     with transaction(world.database) as session:
         names = session.scalars(select(ModelCallRow.attempt_id).distinct()).all()
-        return sum(len(load_state(session, AttemptId(name)).tree) for name in names)
+        return sum(len(load_attempt(session, AttemptId(name)).tree) for name in names)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -14,8 +14,8 @@ from db import attempts, calls, executions, recording, run_state, runs
 from db.direct import Statement
 from db.models import ExecutionRow, ModelCallRow
 from db.session import transaction
-from gateway.attempts import AttemptState, load_state
 from gateway.batches import Batches
+from gateway.live_attempt import LiveAttempt, load_attempt
 from gateway.recorder import Recorder
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
@@ -156,7 +156,7 @@ def sampling(index: int) -> SamplingParams:
 def test_one_fenced_begin_fails_alone(world: World, many: list[AttemptId], store: Store) -> None:
     """Four calls begin at once, one of a sealed attempt: three are recorded, one is Fenced."""
     with transaction(world.database) as session:
-        states = [load_state(session, each) for each in many]
+        states = [load_attempt(session, each) for each in many]
     with transaction(world.database) as session:
         attempts.seal(session, many[2], EndReason.EXITED)
 
@@ -172,7 +172,7 @@ def test_one_fenced_begin_fails_alone(world: World, many: list[AttemptId], store
 
 def test_calls_of_one_attempt_at_once_get_indexes_of_their_own(world: World, store: Store) -> None:
     with transaction(world.database) as session:
-        state: AttemptState = load_state(session, world.attempt)
+        state: LiveAttempt = load_attempt(session, world.attempt)
 
     async def begin_all(recorder: Recorder) -> list[int]:
         return await asyncio.gather(

@@ -11,7 +11,7 @@ from db import attempts
 from db.models import CellRow, ExecutionRow
 from db.session import transaction
 from gateway import engines
-from gateway.engines import Sampled
+from gateway.engines import SampledAnswer
 from gyre.contracts.engine import GenerateRequest, SamplingParams
 from gyre.contracts.ids import ExecutionId, attempt_id
 from gyre.trajectory.arrays import unpack_ids
@@ -87,7 +87,7 @@ def test_nothing_is_sampled_behind_a_stop_token(gateway: World, engine: Scripted
     ("ids", "reason"), [([5, 9], "stop"), ([9, 5], "abort"), ([5, 5, 5], "length"), ([], "abort")]
 )
 def test_what_an_abort_leaves(ids: list[int], reason: str) -> None:
-    sampled = Sampled(ids=ids)
+    sampled = SampledAnswer(ids=ids)
     sampled.end_at(SamplingParams(max_new_tokens=3, stop_token_ids=[9]))
     assert sampled.finish_reason == reason
 

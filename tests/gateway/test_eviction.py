@@ -9,7 +9,7 @@ import pytest
 from db import attempts
 from db.models import ExecutionRow
 from db.session import transaction
-from gateway import delivered, service, states
+from gateway import attempt_cache, delivered, service
 from gateway.rendering import Renderer
 from gyre.contracts.ids import ExecutionId, attempt_id
 from gyre.contracts.tokens import attempt_token
@@ -33,7 +33,7 @@ def others(world: World) -> list[str]:
 
 @pytest.fixture
 def nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "MOST_HELD_TOKENS", 0)
+    monkeypatch.setattr(attempt_cache, "MOST_HELD_TOKENS", 0)
 
 
 def ask(world: World, token: str, *texts: str) -> str:
@@ -102,7 +102,7 @@ def test_the_longest_unused_goes_first(
     ask(gateway, gateway.token, "hi there")
     wait_until(lambda: all_delivered(gateway))
     held = sum(node.num_tokens for node in gateway.nodes())
-    monkeypatch.setattr(states, "MOST_HELD_TOKENS", held + 6)  # texts that were said are counted too
+    monkeypatch.setattr(attempt_cache, "MOST_HELD_TOKENS", held + 6)  # texts that were said are counted too
     ask(gateway, others[1], "hi")
     assert num_loaded(gateway) == 3
     ask(gateway, gateway.token, "and now")
@@ -118,7 +118,7 @@ def test_the_texts_of_answers_are_held_too(
     ask(gateway, gateway.token, "hi")
     wait_until(lambda: all_delivered(gateway))
     held = sum(node.num_tokens for node in gateway.nodes())
-    monkeypatch.setattr(states, "MOST_HELD_TOKENS", held + 50)
+    monkeypatch.setattr(attempt_cache, "MOST_HELD_TOKENS", held + 50)
     ask(gateway, others[0], "hi")
     ask(gateway, gateway.token, "hi there")
     assert num_loaded(gateway) == 3
@@ -128,7 +128,7 @@ def test_an_attempt_that_could_not_be_read_is_read_again(
     gateway: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it was: here a failure that nobody foresaw."""
-    load, failed = states.load_state, threading.Event()
+    load, failed = attempt_cache.load_attempt, threading.Event()
 
     def once_broken(*given: object) -> object:
         if not failed.is_set():
@@ -136,7 +136,7 @@ def test_an_attempt_that_could_not_be_read_is_read_again(
             raise RuntimeError("as the test wants")
         return load(*given)
 
-    monkeypatch.setattr(states, "load_state", once_broken)
+    monkeypatch.setattr(attempt_cache, "load_attempt", once_broken)
     headers = {"authorization": f"Bearer {gateway.token}"}
     broken = httpx.post(gateway.url + CHAT, json=chat("hi"), headers=headers, timeout=30)
     assert broken.status_code == 500

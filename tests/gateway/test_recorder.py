@@ -7,7 +7,7 @@ import pytest
 
 from db import calls
 from db.session import transaction
-from gateway.attempts import LiveCall, load_state
+from gateway.live_attempt import LiveCall, load_attempt
 from gateway.recorder import Recorder
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
@@ -32,7 +32,7 @@ def test_a_call_recorded_twice_is_held_once(world: World, monkeypatch: pytest.Mo
     store = Store(world.database, hold_s=10)
     recorder = Recorder(store, "here:1")
     with transaction(world.database) as session:
-        state = load_state(session, world.attempt)
+        state = load_attempt(session, world.attempt)
     lose_every_other_answer(monkeypatch)
     assert asyncio.run(recorder.begin(state, state.take_index(), NEW, sampling)) == 1
     before = leases(world)

@@ -138,7 +138,7 @@ def test_calls_go_on_while_the_record_is_read_again(
             go_on.wait(30)
         return unpack_ids(raw)
 
-    monkeypatch.setattr("gateway.attempts.unpack_ids", slow)
+    monkeypatch.setattr("gateway.live_attempt.unpack_ids", slow)
     with ThreadPoolExecutor(2) as pool:
         behind = pool.submit(ask, first, "other", elsewhere, "more")
         assert reading.wait(30)

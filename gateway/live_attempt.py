@@ -72,7 +72,7 @@ class LiveCall:
 
 
 @dataclass(eq=False, slots=True)
-class AttemptState:
+class LiveAttempt:
     """One attempt as this gateway knows it; there is one at most, or two would disagree."""
 
     attempt: AttemptId
@@ -131,7 +131,7 @@ class AttemptState:
             if answer.tool_calls:
                 self.sayings[saying(message)].append(message)
 
-    def know(self, newer: "AttemptState") -> None:
+    def know(self, newer: "LiveAttempt") -> None:
         """Take over what another reading of the record found, at once: other calls look on. Calls under way
         stay."""
         self.tree, self.path_hashes = newer.tree, newer.path_hashes
@@ -161,7 +161,7 @@ class AttemptState:
             self.live.pop(call.key, None)
 
 
-def load_state(session: Session, attempt: AttemptId) -> AttemptState:
+def load_attempt(session: Session, attempt: AttemptId) -> LiveAttempt:
     """Read an attempt. Raises Unauthorized if there is none, Fenced if it is sealed."""
     facts = calls.attempt_facts(session, attempt)
     if facts is None:
@@ -169,7 +169,7 @@ def load_state(session: Session, attempt: AttemptId) -> AttemptState:
     if facts.status != AttemptStatus.OPEN:
         raise Fenced(f"{attempt} is sealed: no more calls are served")
     if not facts.has_calls:
-        return AttemptState(attempt, facts)
+        return LiveAttempt(attempt, facts)
     nodes, rows = calls.nodes(session, attempt), calls.calls(session, attempt)
     state = restored(attempt, facts, nodes, rows)
     for row in rows:
@@ -181,12 +181,12 @@ def load_state(session: Session, attempt: AttemptId) -> AttemptState:
 
 def restored(
     attempt: AttemptId, facts: calls.AttemptFacts, nodes: Sequence[TreeNodeRow], rows: Sequence[ModelCallRow]
-) -> AttemptState:
+) -> LiveAttempt:
     """The tree, the keys and the answers of the rows; no call under way.
 
     ``rows`` are read behind ``nodes``, so that none of these is without its answer.
     """
-    state = AttemptState(attempt, facts)
+    state = LiveAttempt(attempt, facts)
     index_of = {node.id: node.index for node in nodes}
     answers = {row.sampled_node_id: Answer.from_json(row.response) for row in rows if row.response}
     for row in nodes:
@@ -205,7 +205,7 @@ def finished_of(row: ModelCallRow) -> Finished | None:
     return Finished(Answer.from_json(row.response), reason, row.num_output_tokens)
 
 
-def match(state: AttemptState, request: CanonicalRequest, renderer: Renderer) -> Match:
+def match(state: LiveAttempt, request: CanonicalRequest, renderer: Renderer) -> Match:
     """The longest recorded conversation that the request goes on, and the text of what follows it.
 
     Raises BadInput when the chat template refuses the conversation.
@@ -227,7 +227,7 @@ def match(state: AttemptState, request: CanonicalRequest, renderer: Renderer) ->
     return Match(None, renderer.full(messages, request.tools), keys[-1], forked=bool(spoken))
 
 
-def _same_thoughts(state: AttemptState, ends: Sequence[int], messages: Sequence[Message]) -> int:
+def _same_thoughts(state: LiveAttempt, ends: Sequence[int], messages: Sequence[Message]) -> int:
     """Of the nodes that end this conversation, the one whose thoughts came back with it, else the newest.
 
     The last answer's thoughts count most, then those of the one before it: equal answers may stand at the
@@ -244,7 +244,7 @@ def _same_thoughts(state: AttemptState, ends: Sequence[int], messages: Sequence[
     return max(ends, key=likeness)
 
 
-def _thoughts_before(state: AttemptState, end: int) -> Iterator[str]:
+def _thoughts_before(state: LiveAttempt, end: int) -> Iterator[str]:
     """The reasoning of a sampled node and of those before it, the last one first."""
     point: Point | None = state.tree[end].end
     while point is not None:
@@ -254,7 +254,7 @@ def _thoughts_before(state: AttemptState, end: int) -> Iterator[str]:
         point = node.parent
 
 
-def prompt_of(state: AttemptState, found: Match, suffix: Ids, renderer: Renderer) -> Prompt:
+def prompt_of(state: LiveAttempt, found: Match, suffix: Ids, renderer: Renderer) -> Prompt:
     """The ids of a matched request whose text was encoded to ``suffix``."""
     reused = state.tree.path_ids(found.base)
     return Prompt(

@@ -5,7 +5,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Container
 
-from gateway.attempts import AttemptState, load_state
+from gateway.live_attempt import LiveAttempt, load_attempt
 from gateway.store import Store
 from gyre.contracts.ids import AttemptId
 
@@ -14,7 +14,7 @@ MOST_HELD_TOKENS = 200_000_000
 idle attempts are read again when they call."""
 
 
-class States:
+class AttemptCache:
     """No attempt is in memory twice, and none goes while somebody uses it."""
 
     def __init__(
@@ -30,14 +30,14 @@ class States:
         """
         self._store, self._unwritten, self._forgotten = store, unwritten, forgotten
         self._counts = counts
-        self._reads: dict[AttemptId, asyncio.Task[AttemptState]] = {}
+        self._reads: dict[AttemptId, asyncio.Task[LiveAttempt]] = {}
         """The last used is the last."""
         self._users: Counter[AttemptId] = Counter()
         self._sizes: dict[AttemptId, int] = {}
         self._held = 0
 
     @contextlib.asynccontextmanager
-    async def using(self, attempt: AttemptId) -> AsyncGenerator[AttemptState]:
+    async def using(self, attempt: AttemptId) -> AsyncGenerator[LiveAttempt]:
         """The attempt's state, which stays the one there is until the block ends.
 
         Raises Unauthorized if there is no such attempt, Fenced if it is sealed.
@@ -54,12 +54,12 @@ class States:
             if not self._users[attempt]:
                 del self._users[attempt]
 
-    def get(self, attempt: AttemptId) -> AttemptState | None:
+    def get(self, attempt: AttemptId) -> LiveAttempt | None:
         """The attempt's state if it is in memory."""
         task = self._reads.get(attempt)
         return task.result() if task and task.done() and not task.exception() else None
 
-    def weigh(self, state: AttemptState) -> None:
+    def weigh(self, state: LiveAttempt) -> None:
         """Take note that a state may have grown."""
         if self.get(state.attempt) is state:
             size = state.size
@@ -72,16 +72,16 @@ class States:
         self._held -= self._sizes.pop(attempt, 0)
         self._forgotten(attempt)
 
-    async def _read_once(self, attempt: AttemptId) -> AttemptState:
+    async def _read_once(self, attempt: AttemptId) -> LiveAttempt:
         task = self._reads.pop(attempt, None)
         if task is None:
             self._evict()
-            task = asyncio.create_task(self._store.run(lambda s: load_state(s, attempt)))
+            task = asyncio.create_task(self._store.run(lambda s: load_attempt(s, attempt)))
             task.add_done_callback(lambda done: self._was_read(attempt, done))
         self._reads[attempt] = task
         return await asyncio.shield(task)
 
-    def _was_read(self, attempt: AttemptId, task: asyncio.Task[AttemptState]) -> None:
+    def _was_read(self, attempt: AttemptId, task: asyncio.Task[LiveAttempt]) -> None:
         """Forget an attempt that could not be read, whatever the reason: the next call tries again."""
         self._counts["loaded"] += 1
         if (task.cancelled() or task.exception()) and self._reads.get(attempt) is task:

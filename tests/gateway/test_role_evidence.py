@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.dialects import OpenAIChat
-from gateway.roles import call_role
+from gateway.role_evidence import call_role
 from gyre.contracts.errors import BadInput
 from gyre.contracts.roles import RoleRule
 from gyre.settings import harnesses
