@@ -1,13 +1,14 @@
-"""What the gateway adds to a model call, and how many calls it can carry, beside the LiteLLM proxy.
+"""The latency that the gateway adds to a model call, and its throughput compared with the LiteLLM proxy.
 
-Claude Code's requests (78 KB, growing over 20 turns, streamed) against ``python -m gateway`` over Postgres
-that commits to the disk, and an engine that answers at once. At 60 calls a second, which is what 1,152
-concurrent executions make, arrivals are random (open loop). The most calls a second are what a closed loop
-reaches, with the better of two numbers of calls under way and of one and two processes, for the gateway and
-for the proxy alike: same generator, same requests, same instant backend, same cores.
+The load is Claude Code's requests (78 KB, growing over 20 turns, streamed). The gateway commits to the disk
+through Postgres, and its engine answers at once.
 
-What is added is what a call takes through the gateway, less the median of what the same generator needs for
-the same requests when it sends them to the instant backend itself.
+Latency is measured with random arrivals (open loop) at 60 calls per second, which is what 1,152 concurrent
+executions make. Added latency is a call's latency through the gateway, less the median when the same
+generator sends the same requests directly to the instant backend.
+
+Throughput is measured with a closed loop. The best of several numbers of calls under way and of one and two
+processes counts, for gateway and proxy alike, with the same generator, requests, backend and cores.
 """
 
 import asyncio
@@ -18,14 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 from rich.console import Console
 from sqlalchemy import text
 
 from benchmarks import gateway_litellm as litellm
-from benchmarks.gateway_conversation import NUM_TURNS, Conversation, conversations, source_text
+from benchmarks.gateway_conversation import NUM_TURNS, HarnessConversation, conversations, source_text
 from benchmarks.gateway_load import Load, Measured
+from benchmarks.gateway_process import cpu_s_by_stage
 from benchmarks.gateway_stack import GROUP_SIZE, VOCABULARY, Stack, cpu_s, running
 from db.session import transaction
 
@@ -36,15 +37,15 @@ DIRECT_S = 10.0
 CLOSED_S, QUICK_CLOSED_S = 20.0, 2.0
 UNDER_WAY = (16, 48, 128)
 PROCESSES = (1, 2)
-"""Of the gateway, and workers of LiteLLM: what two cores may bear."""
+"""Gateway processes, and LiteLLM workers, that two cores can run."""
 SAMPLED = 20
-"""Conversations whose encoded tokens are compared with what was new in them."""
+"""Conversations whose number of encoded tokens is compared with their new text."""
 
 
 def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
-    """Everything in one run. ``quick`` is some seconds, and skips LiteLLM unless it is installed.
+    """Measure everything in one run. ``quick`` takes seconds, and skips LiteLLM unless it is installed.
 
-    Gateway and proxy take turns, because what a machine gives changes from minute to minute.
+    Gateway and proxy take turns, because a machine's speed changes from minute to minute.
     """
     if not quick:
         litellm.install(say)
@@ -63,14 +64,14 @@ def measure(say: Callable[[str], None], quick: bool) -> dict[str, Any]:
 
 
 def _best(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The number of processes that carries the most, and what each number came to."""
+    """Return the measurement with the best number of processes, with a summary of each number."""
     best = max(found, key=lambda one: one["max_calls_per_s"])
     compared = ("processes", "added_p50_ms", "added_p99_ms", "max_calls_per_s")
     return best | {"by_processes": [{key: one[key] for key in compared} for one in found]}
 
 
 def _bars(document: dict[str, Any]) -> dict[str, Any]:
-    """What is claimed and what was seen; LiteLLM at its best, and with as many workers as processes."""
+    """Compare claims and measurements, with LiteLLM at its best and with as many workers as processes."""
     one, best = document["by_processes"][0], document["max_calls_per_s"]
     other = {each["workers"]: each["max_calls_per_s"] for each in document["litellm_by_workers"]}
     bars = {
@@ -86,7 +87,7 @@ def _bars(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(console: Console, document: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print the document for people."""
     console.print(
         f"at {document['rate']:.0f} calls/s the gateway adds {document['added_p50_ms']} ms (p50), "
         f"{document['added_p99_ms']} ms (p99), commit included"
@@ -95,7 +96,7 @@ def show(console: Console, document: dict[str, Any]) -> None:
         f"it carries {document['max_calls_per_s']} calls/s; LiteLLM {document['litellm_max_calls_per_s']}"
     )
     for stage, spent in document["cpu_ms_by_stage"].items():
-        console.print(f"  {stage:<24} {spent:8.3f} ms CPU a call")
+        console.print(f"  {stage:<24} {spent:8.3f} ms CPU per call")
     for row in document["tokens_encoded_per_call"]:
         console.print(
             "  turn {turn:>2}: prompt {prompt:>7.0f}  new {new:>7.0f}  encoded {encoded:>7.0f}".format(**row)
@@ -109,7 +110,7 @@ async def _gateway(
     say: Callable[[str], None],
     quick: bool,
 ) -> dict[str, Any]:
-    known: list[Conversation] = []
+    known: list[HarnessConversation] = []
 
     def source() -> Any:
         for conversation in conversations(source_text(), stack.attempts(), GROUP_SIZE):
@@ -149,7 +150,7 @@ async def _gateway(
 
 
 def _latencies(steady: Measured, direct_ms: float) -> dict[str, float]:
-    """As asked for from when a request was written, and from when it was due."""
+    """Return percentiles, counted from when a request was written and from when it was due."""
     return {
         f"{name}_p{percent}_ms": round(steady.percentile(percent / 100, taken) - less, 2)
         for percent in (50, 90, 99)
@@ -162,7 +163,7 @@ def _latencies(steady: Measured, direct_ms: float) -> dict[str, float]:
 
 
 async def _direct(stack: Stack, quick: bool) -> float:
-    """The median at the same rate without anything between generator and backend, in milliseconds."""
+    """Return the median in milliseconds at the same rate, with nothing between generator and backend."""
     load = Load(lambda _: stack.backend_port, _anonymous(), QUICK_CONCURRENT if quick else CONCURRENT, ())
     await load.stagger(UNDER_WAY[0])
     steady = await load.open(RATE, QUICK_OPEN_S if quick else DIRECT_S)
@@ -170,13 +171,13 @@ async def _direct(stack: Stack, quick: bool) -> float:
     return steady.percentile(0.5)
 
 
-def _anonymous() -> Iterator[Conversation]:
-    """Conversations of no attempt, for servers that do not ask whose they are."""
+def _anonymous() -> Iterator[HarnessConversation]:
+    """Yield conversations of no attempt, for servers that do not check whose they are."""
     return conversations(source_text(), (f"sk-{number}" for number in itertools.count()), GROUP_SIZE)
 
 
 async def _most(load: Load, say: Callable[[str], None], name: str, quick: bool) -> Measured:
-    """The better of two closed loops. Raises RuntimeError where one call in a hundred fails."""
+    """Return the best closed loop. Raises RuntimeError if more than one call in a hundred fails."""
     seconds, results = QUICK_CLOSED_S if quick else CLOSED_S, list[Measured]()
     for workers in UNDER_WAY[:1] if quick else UNDER_WAY:
         results.append(result := await load.closed(workers, seconds))
@@ -187,14 +188,14 @@ async def _most(load: Load, say: Callable[[str], None], name: str, quick: bool) 
 
 
 def _litellm(stack: Stack, workers: int, say: Callable[[str], None], quick: bool) -> dict[str, Any]:
-    """What the proxy carries with so many workers, under the load that the gateway had."""
+    """Measure the proxy's throughput with this many workers, under the gateway's load."""
     with litellm.proxy(stack, workers) as served:
         rate = asyncio.run(_carried(stack, served.port, say, f"LiteLLM, {workers} workers", quick)).rate
     return {"workers": workers, "max_calls_per_s": round(rate, 1), "config": served.config}
 
 
 def _best_litellm(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The better number of workers counts."""
+    """Return the measurement with the best number of workers."""
     best = max(found, key=lambda one: one["max_calls_per_s"], default=None)
     return {
         "litellm_max_calls_per_s": best and best["max_calls_per_s"],
@@ -204,7 +205,10 @@ def _best_litellm(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _carried(stack: Stack, port: int, say: Callable[[str], None], name: str, quick: bool) -> Measured:
-    """The proxy keeps nothing of a conversation, so those under way may have begun without it."""
+    """Run the closed loops against the proxy.
+
+    It keeps nothing of a conversation, so the conversations may begin without it, faster.
+    """
     concurrent = QUICK_CONCURRENT if quick else CONCURRENT
     headers = [f"authorization: Bearer {litellm.MASTER_KEY}"]
     load = Load(lambda _: stack.backend_port, _anonymous(), concurrent, headers)
@@ -216,10 +220,10 @@ async def _carried(stack: Stack, port: int, say: Callable[[str], None], name: st
 
 
 def _spent(stack: Stack, gateways: list[psutil.Process]) -> dict[str, float]:
-    """CPU seconds so far, by stage of the gateways' calls and by process."""
+    """Return the CPU seconds so far, per stage of the gateways and per process."""
     stages = Counter[str]()
-    for gateway in stack.gateways:
-        stages.update(httpx.get(f"{gateway.url}/health").json()["cpu_s"])
+    for boot_file in stack.boot_files:
+        stages.update(cpu_s_by_stage(boot_file))
     processes = {"gateway": gateways, "postgres": [stack.postgres], "engine": [stack.backend]}
     spent = {f"{name} process": sum(map(cpu_s, members)) for name, members in processes.items()}
     return dict(stages) | spent | {"generator process": cpu_s(psutil.Process()) - sum(spent.values())}
@@ -232,8 +236,8 @@ def _per_call(before: dict[str, float], after: dict[str, float], num_calls: int)
     return {name: round(ms, 3) for name, ms in (spent | rest).items()}
 
 
-def _encoded(stack: Stack, known: list[Conversation]) -> list[dict[str, float]]:
-    """By turn, means over some conversations: tokens of the prompt, of the new text in it, and encoded."""
+def _encoded(stack: Stack, known: list[HarnessConversation]) -> list[dict[str, float]]:
+    """Return the mean number of tokens per turn: of the prompt, of its new text, and encoded."""
     query = text(
         "SELECT c.index, avg(c.num_input_tokens), avg(c.num_input_tokens - c.num_reused_tokens) "
         "FROM model_call c WHERE c.status = 'committed' AND c.attempt_id = ANY(:attempts) "

@@ -1,8 +1,8 @@
-"""The benchmark's engine: ``python -m benchmarks.gateway_backend PORT FILE`` answers at once.
+"""The benchmark's engine, which answers at once: ``python -m benchmarks.gateway_backend PORT FILE``.
 
-Raw asyncio, because what it costs is taken from the same two cores. ``/generate`` speaks the engine protocol
-with the sampled ids of FILE; ``/v1/messages`` streams the same answer as Anthropic does, for a proxy that
-stands in the gateway's place. Neither reads the prompt.
+It is raw asyncio because it runs on the same two cores as the gateway. ``/generate`` speaks the engine
+protocol with the sampled ids of FILE. ``/v1/messages`` streams the same answer as Anthropic does, for a proxy
+in the gateway's place. Neither reads the prompt.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ HEAD_END = b"\r\n\r\n"
 
 
 class Backend(asyncio.Protocol):
-    """One connection: requests with a Content-Length, one after the other."""
+    """One connection with requests that have a Content-Length, one after the other."""
 
     def __init__(self, answers: dict[bytes, Callable[[], bytes]]) -> None:
         self._answers, self._received, self._needed = answers, bytearray(), 0
@@ -56,7 +56,7 @@ def _json_response(body: bytes) -> bytes:
 
 
 def engine_answer(ids: list[int]) -> bytes:
-    """A GenerateResponse that stops at the last of ``ids``."""
+    """Build a GenerateResponse that stops at the last of ``ids``."""
     meta = {
         "id": "-",
         "finish_reason": {"type": "stop", "matched": ids[-1]},
@@ -70,7 +70,7 @@ def engine_answer(ids: list[int]) -> bytes:
 
 
 def anthropic_answer(text: str, arguments: dict[str, Any]) -> bytes:
-    """A Messages stream: a text in deltas of some words, then a tool call, with an id of its own."""
+    """Build a Messages stream with new ids: text in deltas of some words, then a tool call."""
     words = text.split(" ")
     pieces = [" ".join(words[i : i + 4]) + " " for i in range(0, len(words), 4)]
     usage = {"input_tokens": 20_000, "output_tokens": 1}
@@ -99,7 +99,7 @@ def _delta(kind: str, piece: str) -> dict[str, str]:
 
 
 async def serve(port: int, answer: dict[str, Any]) -> None:
-    """Until the process is ended. ``answer`` has ids, text and arguments."""
+    """Serve until the process ends. ``answer`` has ids, text and arguments."""
     generated = engine_answer(answer["ids"])
     answers: dict[bytes, Callable[[], bytes]] = {
         b"/generate": lambda: generated,

@@ -1,7 +1,7 @@
-"""What the benchmark says: Claude Code's requests in size and shape, growing turn by turn.
+"""The benchmark's requests: those of Claude Code in size and shape, growing turn by turn.
 
-A request has 24 tools (65 KB), a system prompt whose first block is a billing header, and the messages so
-far; the cache mark stands on the newest message only, so each message changes once, as it does there.
+A request has 24 tools (65 KB), a system prompt whose first block is a billing header, and all messages so
+far. Only the newest message has the cache mark, so each message changes once, as in Claude Code.
 """
 
 import json
@@ -26,11 +26,11 @@ ANSWER = (
     '"timeout": 120000}}'
     "\n</tool_call>"
 )
-"""What the engine samples each time: about 100 tokens."""
+"""The answer that the engine samples each time, about 100 tokens."""
 
 
 def source_text() -> str:
-    """Text at hand, of which prompts are cut and a tokenizer is trained: this package's own sources."""
+    """Return this repository's own sources, to cut prompts from and to train a tokenizer on."""
     root = Path(__file__).parent.parent
     rooms = ("gyre", "gateway", "db", "activities", "workflows", "gpu_workers")
     files = sorted(path for room in rooms for path in (root / room).rglob("*.py"))
@@ -38,16 +38,16 @@ def source_text() -> str:
 
 
 @dataclass
-class Conversation:
-    """One execution's side of the benchmark: the next request, and what came back for it."""
+class HarnessConversation:
+    """One execution's side of the benchmark: builds each request from the answers before it."""
 
     group: "Group"
     token: str
     rng: random.Random
     messages: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Each message with the cache mark, and without."""
+    """Each message in two forms, with the cache mark and without."""
     new_texts: list[str] = field(default_factory=list)
-    """What each turn's request had that the one before had not, the policy's own answer apart."""
+    """The new text of each turn's request, without the policy's own answer."""
 
     def __post_init__(self) -> None:
         task = [{"type": "text", "text": self.group.reminder}, {"type": "text", "text": self.group.task}]
@@ -56,19 +56,21 @@ class Conversation:
 
     @property
     def turn(self) -> int:
+        """Index of the next request."""
         return len(self.messages) // 2
 
     @property
     def over(self) -> bool:
+        """Whether all turns are done."""
         return self.turn >= NUM_TURNS
 
     def body(self) -> bytes:
-        """The request of this turn."""
-        said = [plain for _, plain in self.messages[:-1]] + [self.messages[-1][0]]
-        return b'{"model":"policy","messages":[' + b",".join(said) + b"]," + self.group.tail
+        """Build the request of this turn."""
+        sent = [plain for _, plain in self.messages[:-1]] + [self.messages[-1][0]]
+        return b'{"model":"policy","messages":[' + b",".join(sent) + b"]," + self.group.tail
 
     def answered(self, stream: bytes) -> None:
-        """Take the answer's tool call into the history, and its result."""
+        """Append the answer's tool call and its result to the history."""
         found = TOOL_ID.search(stream)
         name = found.group(1).decode() if found else f"toolu_none{self.turn}"
         text, _, call = ANSWER.partition("\n<tool_call>\n")
@@ -87,7 +89,7 @@ class Conversation:
 
 
 class Group:
-    """Executions of one task: they share tools, system prompt and task, as those of a query group do."""
+    """One task's text. Like a query group, its executions share tools, system prompt and task."""
 
     def __init__(self, text: str, number: int) -> None:
         self._text = text
@@ -103,12 +105,13 @@ class Group:
         self.tail = _json({**asked, "thinking": {"type": "adaptive"}})[1:]
 
     def cut(self, rng: random.Random, size: int) -> str:
+        """Return a random passage of ``size`` characters."""
         start = rng.randrange(len(self._text) - size)
         return self._text[start : start + size]
 
 
 def _tools(text: str) -> list[dict[str, Any]]:
-    """The same for all groups: they belong to the harness."""
+    """Build the tools, which belong to the harness and are the same for all groups."""
     rng = random.Random("tools")
 
     def described(size: int) -> str:
@@ -138,10 +141,10 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def conversations(text: str, tokens: Iterator[str], group_size: int) -> Iterator[Conversation]:
-    """Conversations without end, each with the next token; ``group_size`` of them share a task."""
+def conversations(text: str, tokens: Iterator[str], group_size: int) -> Iterator[HarnessConversation]:
+    """Yield conversations forever, each with the next token; ``group_size`` of them share a task."""
     group = Group(text, 0)
     for number, token in enumerate(tokens):
         if number and number % group_size == 0:
             group = Group(text, number // group_size)
-        yield Conversation(group, token, random.Random(number))
+        yield HarnessConversation(group, token, random.Random(number))

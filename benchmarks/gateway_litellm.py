@@ -1,7 +1,7 @@
-"""The LiteLLM proxy in an environment of its own, set up as its documentation tells for production.
+"""The LiteLLM proxy in its own virtual environment, set up as its documentation recommends for production.
 
-Errors only in its log, no database, no callbacks, a master key, one model on an Anthropic-style backend, so
-that ``/v1/messages`` needs no translation; uvicorn workers as told.
+It logs only errors and has no database, no callbacks, a master key, and one model on an Anthropic-style
+backend, so that ``/v1/messages`` needs no translation.
 """
 
 import json
@@ -17,7 +17,7 @@ from benchmarks.gateway_stack import Stack
 from gyre.host.ports import HOST, choose_port
 
 VERSION = "1.105.7"
-"""The newest whose proxy extra installs from the public index alone."""
+"""The newest version whose proxy extra installs from the public index alone."""
 MASTER_KEY = "sk-bench"
 SETTINGS = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 INSTALL_S = 900
@@ -25,20 +25,24 @@ INSTALL_S = 900
 
 @dataclass(frozen=True)
 class Served:
+    """Where a proxy listens, and how it was set up."""
+
     port: int
     config: str
 
 
 def folder() -> Path:
+    """Return the folder of its virtual environment."""
     return Path.home() / ".cache" / "gyre" / f"litellm-{VERSION}"
 
 
 def installed() -> bool:
+    """Return whether the proxy is installed."""
     return (folder() / "bin" / "litellm").exists()
 
 
 def install(say: Callable[[str], None]) -> None:
-    """Into its own virtual environment, once; it pins versions that must not reach ours."""
+    """Install the proxy once, in its own virtual environment: it pins versions that must not reach ours."""
     if installed():
         return
     say(f"installing litellm[proxy]=={VERSION} into {folder()}")
@@ -49,7 +53,7 @@ def install(say: Callable[[str], None]) -> None:
 
 @contextmanager
 def proxy(stack: Stack, workers: int) -> Iterator[Served]:
-    """A running proxy in front of the instant backend."""
+    """Run a proxy in front of the instant backend until the block ends."""
     port = choose_port({stack.backend_port})
     backend = f"http://{HOST}:{stack.backend_port}"
     document = {

@@ -1,7 +1,7 @@
-"""The load generator: raw asyncio connections, one for each conversation, as each harness has its own.
+"""The load generator: raw asyncio connections, one per conversation, as each harness has its own.
 
-Latency is from the moment a request is written to its last byte, so it includes all that the generator's
-share of the machine takes from the server under test.
+Latency runs from writing a request to the last byte of its answer, so it includes what the generator's share
+of the machine costs the server under test.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.gateway_conversation import NUM_TURNS, Conversation
+from benchmarks.gateway_conversation import NUM_TURNS, HarnessConversation
 
 TIMEOUT_S = 60.0
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
-class Connection(asyncio.Protocol):
-    """A keep-alive connection that reads chunked answers."""
+class LoadConnection(asyncio.Protocol):
+    """A keep-alive connection that reads complete answers."""
 
     def __init__(self) -> None:
         self._answer: asyncio.Future[bytes] | None = None
@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(ConnectionError("the server closed the connection"))
 
     def ask(self, request: bytes) -> "asyncio.Future[bytes]":
-        """Write a request; the answer is its head and body as they came."""
+        """Write a request; the future gets head and body of the answer as they came."""
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answer
@@ -53,13 +53,13 @@ class Connection(asyncio.Protocol):
 
 @dataclass
 class Measured:
-    """What a stretch of load came to."""
+    """Measurements of one stretch of load."""
 
     latencies_ms: list[float] = field(default_factory=list)
     due_ms: list[float] = field(default_factory=list)
-    """Open loop: from when a request was due to its last byte."""
+    """Open loop: from when a request was due to the last byte of its answer."""
     late_ms: list[float] = field(default_factory=list)
-    """Open loop: how much later than due a request was taken up."""
+    """Open loop: how much later than due a request was started."""
     body_bytes: list[int] = field(default_factory=list)
     num_failed: int = 0
     first_failure: str = ""
@@ -67,34 +67,35 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Calls answered a second."""
+        """Calls answered per second."""
         return len(self.latencies_ms) / self.seconds
 
     def percentile(self, fraction: float, of: list[float] | None = None) -> float:
+        """Return a percentile of the latencies, or of other values, in milliseconds."""
         values = sorted(self.latencies_ms if of is None else of)
         return round(values[min(len(values) - 1, int(fraction * len(values)))], 2) if values else float("nan")
 
 
 class Load:
-    """Conversations against one server; those that are over make room for new ones."""
+    """Conversations with one server; a new one replaces each that is over."""
 
     def __init__(
         self,
         port_of: Callable[[str], int],
-        source: Iterator[Conversation],
+        source: Iterator[HarnessConversation],
         concurrent: int,
         headers: Iterable[str],
     ) -> None:
-        """``port_of`` says where the conversation with a token is served."""
+        """``port_of`` returns the port that serves the conversation with a token."""
         self._port_of, self._source = port_of, source
         self._headers = "".join(f"{header}\r\n" for header in headers)
         self._idle = [next(source) for _ in range(concurrent)]
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, LoadConnection] = {}
 
     async def stagger(self, workers: int) -> None:
-        """Bring the conversations to turns of their own, evenly spread, as those of a long run are.
+        """Advance the conversations to evenly spread turns, as in the middle of a long run.
 
-        Raises RuntimeError for a server that does not answer.
+        Raises RuntimeError if a call fails.
         """
         waiting, measured = list(enumerate(self._idle)), Measured()
         self._idle = []
@@ -118,7 +119,7 @@ class Load:
         self._port_of = port_of
 
     async def closed(self, workers: int, seconds: float) -> Measured:
-        """``workers`` calls under way at any time: what the server can carry."""
+        """Keep ``workers`` calls under way at any time, to measure what the server can carry."""
         measured, begun = Measured(), time.perf_counter()
 
         async def work() -> None:
@@ -130,7 +131,7 @@ class Load:
         return measured
 
     async def open(self, rate: float, seconds: float) -> Measured:
-        """Calls that arrive at random, ``rate`` a second on average, whether others are done or not."""
+        """Start calls at random times, ``rate`` per second on average, whether or not others are done."""
         measured, rng, begun = Measured(), random.Random("arrivals"), time.perf_counter()
         due, running = 0.0, set[asyncio.Task[None]]()
         while (due := due + rng.expovariate(rate)) < seconds:
@@ -144,6 +145,7 @@ class Load:
         return measured
 
     def close(self) -> None:
+        """Abort all connections."""
         for connection in self._connections.values():
             connection.transport.abort()
 
@@ -152,12 +154,12 @@ class Load:
         measured.due_ms.append(1000 * (time.perf_counter() - due))
 
     async def _turn(self, measured: Measured) -> None:
-        """A call of the conversation that has waited longest; of a new one if all are in use."""
+        """Make a call of the conversation that has waited longest, or of a new one if all are in use."""
         conversation = self._idle.pop(0) if self._idle else next(self._source)
         self._idle.append(await self._call(conversation, measured))
 
-    async def _call(self, conversation: Conversation, measured: Measured) -> Conversation:
-        """One call. Returns who speaks next: the same, or a new one for one that is over or failed."""
+    async def _call(self, conversation: HarnessConversation, measured: Measured) -> HarnessConversation:
+        """Make one call. Return the conversation that continues: a new one if this is over or has failed."""
         body = conversation.body()
         request = (
             f"POST /v1/messages?beta=true HTTP/1.1\r\nhost: bench\r\nx-api-key: {conversation.token}\r\n"
@@ -178,20 +180,21 @@ class Load:
         conversation.answered(answer)
         return self._replaced(conversation) if conversation.over else conversation
 
-    async def _connected(self, token: str) -> Connection:
+    async def _connected(self, token: str) -> LoadConnection:
         known = self._connections.get(token)
-        if known is None or known.transport.is_closing():  # servers close what was idle for long
+        # Servers close connections that were idle for long.
+        if known is None or known.transport.is_closing():
             loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(Connection, "127.0.0.1", self._port_of(token))
+            _, connection = await loop.create_connection(LoadConnection, "127.0.0.1", self._port_of(token))
             self._connections[token] = connection
         return self._connections[token]
 
-    def _failed(self, conversation: Conversation, measured: Measured, why: str) -> Conversation:
+    def _failed(self, conversation: HarnessConversation, measured: Measured, why: str) -> HarnessConversation:
         measured.num_failed += 1
         measured.first_failure = measured.first_failure or why
         return self._replaced(conversation)
 
-    def _replaced(self, conversation: Conversation) -> Conversation:
+    def _replaced(self, conversation: HarnessConversation) -> HarnessConversation:
         if (connection := self._connections.pop(conversation.token, None)) is not None:
             connection.transport.abort()
         return next(self._source)

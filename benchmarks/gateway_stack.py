@@ -1,4 +1,4 @@
-"""What stands around the gateway while it is measured: Postgres, a run with its attempts, an instant engine.
+"""The surroundings of a measured gateway: Postgres, a run with its attempts, an instant engine.
 
 Postgres is the embedded one with its own settings, so a commit is on the disk before it counts.
 """
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ RUN, SECRET = RunId("bench"), b"secret of the benchmark"
 GROUP_SIZE = 8
 VOCABULARY = 8_192
 READY_S = 300.0
-"""LiteLLM loads for minutes on a machine that is busy otherwise."""
+"""LiteLLM takes minutes to load on a busy machine."""
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How Qwen's tokenizers cut text into words before they merge bytes."""
+"""How Qwen's tokenizers split text into words before they merge bytes."""
 CHAT_TEMPLATE = """\
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -72,11 +72,11 @@ arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\": 
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""ChatML with tools as Qwen3 has it, without its reasoning sections."""
+"""Qwen3's ChatML with tools, without its reasoning sections."""
 
 
 def build_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 8,192 tokens in Qwen's form, trained on this package's sources."""
+    """Train a byte-level BPE of 8,192 tokens in Qwen's form on this repository's sources."""
     core = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -105,7 +105,7 @@ def build_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 class Stack:
-    """Servers in a folder, ended with the block that opened it."""
+    """Servers in a folder; the block that opened it ends them."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
@@ -113,6 +113,7 @@ class Stack:
         self.tokenizer = build_tokenizer(self.model)
         self.backend_port = choose_port(set())
         self.gateways: list[GatewayAddress] = []
+        self.boot_files: list[Path] = []
         self._num_attempts = 0
         self.dsn, self.postgres = self._start_postgres()
         self.backend = self._start_backend()
@@ -122,7 +123,7 @@ class Stack:
             _add_run(session, self.model, f"http://{HOST}:{self.backend_port}")
 
     def attempts(self, batch: int = 4096) -> Iterator[str]:
-        """Tokens of open attempts, made as they are needed."""
+        """Yield tokens of open attempts, which are added as they are needed."""
         while True:
             first, self._num_attempts = self._num_attempts, self._num_attempts + batch
             with transaction(self.database) as session:
@@ -130,21 +131,28 @@ class Stack:
             yield from (attempt_token(SECRET, name) for name in names)
 
     def attempt_of(self, token: str) -> AttemptId:
-        """The id of the attempt that a token stands for."""
+        """Return the attempt of a token."""
         attempt = attempt_of_token(SECRET, token)
         assert attempt is not None, "a token of this run"
         return attempt
 
     @contextmanager
     def serving(self, num_processes: int) -> Iterator[list[psutil.Process]]:
-        """So many ``python -m gateway``, ready; ``gateways`` says where."""
+        """Run this many gateways until the block ends; ``gateways`` and ``boot_files`` list them."""
+        boots = [self._gateway_boot(index) for index in range(num_processes)]
+        self.gateways = [GatewayAddress(url=f"http://{HOST}:{b.port}", socket=b.socket) for b in boots]
+        self.boot_files = [self.folder / f"gateway-{boot.port}.json" for boot in boots]
         with ExitStack() as stack:
-            boots = [self._gateway_boot(index) for index in range(num_processes)]
-            self.gateways = [GatewayAddress(url=f"http://{HOST}:{b.port}", socket=b.socket) for b in boots]
-            yield [stack.enter_context(self._gateway(boot)) for boot in boots]
+            processes: list[psutil.Process] = []
+            for boot, path in zip(boots, self.boot_files, strict=True):
+                path.write_text(boot.model_dump_json())
+                command = [sys.executable, "-m", "benchmarks.gateway_process", "--boot", str(path)]
+                process = self.process(f"gateway-{boot.port}", command, boot.port)
+                processes.append(stack.enter_context(process))
+            yield processes
 
     def port_of(self, token: str) -> int:
-        """Where the attempt with this token is served, by the product's own rule."""
+        """Return the port that serves the attempt with this token, by the product's own rule."""
         return int(gateway_of(self.attempt_of(token), self.gateways).url.rpartition(":")[2])
 
     def _gateway_boot(self, index: int) -> GatewayBoot:
@@ -157,15 +165,9 @@ class Stack:
             socket=str(self.folder / f"gateway-{index}.sock"),
         )
 
-    def _gateway(self, boot: GatewayBoot) -> AbstractContextManager[psutil.Process]:
-        path = self.folder / f"gateway-{boot.port}.json"
-        path.write_text(boot.model_dump_json())
-        command = [sys.executable, "-m", "gateway", "--boot", str(path)]
-        return self.process(f"gateway-{boot.port}", command, boot.port)
-
     @contextmanager
     def process(self, name: str, command: list[str], port: int, **options: Any) -> Iterator[psutil.Process]:
-        """A process that listens on ``port``, ended with the block; its output goes to ``<name>.log``."""
+        """Run a process that listens on ``port`` until the block ends; its output goes to ``<name>.log``."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, **options)
@@ -204,12 +206,13 @@ class Stack:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Stack]:
+    """Yield a running stack, and end it with the block."""
     with ExitStack() as stack:
         yield Stack(folder, stack)
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """User and system seconds of a process and its children, also of those that have ended."""
+    """Return user and system seconds of a process and its living children."""
     total = 0.0
     for member in [process, *process.children(recursive=True)]:
         try:
@@ -235,7 +238,7 @@ def _add_run(session: Session, model: Path, engine_url: str) -> None:
 
 
 def _add_attempts(session: Session, numbers: range) -> list[str]:
-    """An open attempt for each number, ``GROUP_SIZE`` executions a group."""
+    """Add an open attempt per number, ``GROUP_SIZE`` executions per group."""
     groups = sorted({number // GROUP_SIZE for number in numbers})
     task, size = task_id(RUN, "t"), GROUP_SIZE
     session.execute(

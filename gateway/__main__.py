@@ -1,4 +1,4 @@
-"""``python -m gateway --boot FILE``: the model endpoint of one run, on a port and a Unix socket."""
+"""The gateway process, ``python -m gateway --boot FILE``: serves one run on a port and a Unix socket."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,6 @@ import uvloop
 from db import calls, run_state
 from db.session import connect, transaction
 from gateway.app import App
-from gateway.clock import Clock
 from gateway.engines import Engines
 from gateway.recorder import Recorder
 from gateway.rendering import Renderer
@@ -30,13 +29,13 @@ from gyre.settings.harnesses import harness_facts
 
 STORE_THREADS = 8
 SWITCH_INTERVAL_S = 0.0005
-"""Python's own 5 ms would be half of what the gateway may add to a call."""
+"""Python's default of 5 ms would be half of what the gateway may add to a call."""
 GARBAGE_THRESHOLDS = (100_000, 50, 100)
-"""A request is thousands of small objects that die by themselves, and conversations live for hours: Python's
-own thresholds walk through all of them again and again in the middle of calls."""
+"""A request makes thousands of small objects that reference counting frees, and conversations live for hours.
+With Python's default thresholds, the collector would walk all of them again and again during calls."""
 BACKLOG = 2048
 SHUTDOWN_S = 5
-"""Harnesses come back for what is cut off, so a stop does not wait for calls."""
+"""Grace period for calls under way. It is short because harnesses retry calls that are cut off."""
 
 
 async def serve(boot: GatewayBoot) -> None:
@@ -47,17 +46,17 @@ async def serve(boot: GatewayBoot) -> None:
 
 @contextlib.asynccontextmanager
 async def running(boot: GatewayBoot) -> AsyncGenerator[App]:
-    """The application with everything behind it, until the block ends."""
+    """Yield the application, and close everything behind it when the block ends."""
     run = RunId(boot.run)
     database = connect(boot.services["postgres_dsn"], pool_size=STORE_THREADS, pre_ping=False)
     with transaction(database) as session:
         secret, config = calls.run_secret(session, run), run_state.newest_config(session, run)
-    model, clock = Path(config["model"]["path"]), Clock()
-    store = Store(database, hold_s=boot.hold_s, num_threads=STORE_THREADS, clock=clock)
-    engines = Engines(run, store, clock, hold_s=boot.hold_s, read_timeout_s=boot.engine_read_s)
+    model = Path(config["model"]["path"])
+    store = Store(database, hold_s=boot.hold_s, num_threads=STORE_THREADS)
+    engines = Engines(run, store, hold_s=boot.hold_s, read_timeout_s=boot.engine_read_s)
     recorder = Recorder(store, f"{boot.host}:{boot.port}")
-    service = Service(store, engines, recorder, Renderer(model), call_settings(config), secret, clock)
-    leases = asyncio.create_task(recorder.renew_for_ever())
+    service = Service(store, engines, recorder, Renderer(model), call_settings(config), secret)
+    leases = asyncio.create_task(recorder.renew_forever())
     try:
         yield App(service, model, boot.ping_s)
     finally:
@@ -70,7 +69,7 @@ async def running(boot: GatewayBoot) -> AsyncGenerator[App]:
 
 
 def call_settings(config: dict[str, Any]) -> CallSettings:
-    """The part of the resolved run file that concerns calls."""
+    """Return the part of the resolved run file that concerns calls."""
     sampling, limits = config["sampling"], config["limits"]
     harness = harness_facts(config["harness"]["name"])
     return CallSettings(
@@ -84,20 +83,20 @@ def call_settings(config: dict[str, Any]) -> CallSettings:
         max_body_bytes=limits["body_bytes"],
         roles=harness.roles,
         early_start=harness.early_start,
-        # A run that was recorded before there was this section has none.
+        # Runs recorded before this section existed have none.
         live=harness.early_start and config.get("gateway", {}).get("live", False),
     )
 
 
 def server(app: App) -> uvicorn.Server:
-    """The HTTP server of the application; it is not running yet."""
-    # No access log: the token may stand in the URL.
+    """Build the HTTP server of the application; it is not running yet."""
+    # No access log: URLs may contain the token.
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
         lifespan="off",
-        # Harnesses that try a websocket first get 405 at once, whatever is installed here.
+        # Harnesses that try a websocket first get 405 at once, whether or not a library for it is installed.
         ws="none",
         proxy_headers=False,
         timeout_keep_alive=75,
@@ -107,38 +106,32 @@ def server(app: App) -> uvicorn.Server:
 
 
 def listening_sockets(boot: GatewayBoot) -> list[socket.socket]:
-    """The port and the Unix socket; one server answers both."""
-    return [_port(boot.port), _unix_socket(Path(boot.socket))]
-
-
-def _port(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # A restarted gateway must have its old port at once.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(("127.0.0.1", port))
-    listening.listen(BACKLOG)
-    return listening
-
-
-def _unix_socket(path: Path) -> socket.socket:
+    """Open the port and the Unix socket; one server answers both."""
+    port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # A restarted gateway must get its old port at once.
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port.bind(("127.0.0.1", boot.port))
+    port.listen(BACKLOG)
+    path = Path(boot.socket)
     path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind(str(path))
-    # Sandboxes connect under users of their own; the attempt token is what lets them in.
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    unix.bind(str(path))
+    # Sandboxes connect under users of their own; only the attempt token lets them in.
     os.chmod(path, 0o666)
-    listening.listen(BACKLOG)
-    return listening
+    unix.listen(BACKLOG)
+    return [port, unix]
 
 
 def main() -> None:
     """Serve the run that the boot file names, until a signal."""
     boot = read_boot(GatewayBoot, sys.argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    # The threads that talk to Postgres need the interpreter for microseconds: the event loop lends it soon.
+    # Threads that talk to Postgres need the interpreter for microseconds at a time.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    # uvicorn raises the signal again when it has stopped; then there is still a record to write.
+    # uvicorn raises the signal again once it has stopped. By default that would end the process before the
+    # deliveries are written.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     uvloop.run(serve(boot))

@@ -1,4 +1,4 @@
-"""Routes: four dialects, with the attempt token as API key or as ``/t/<token>`` before the path."""
+"""Routes of four dialects, with the attempt token as API key or as ``/t/<token>`` before the path."""
 
 import logging
 import re
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 ANTHROPIC, CHAT, RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
 GOOGLE_VERSIONS = ("/v1beta", "/v1")
 SERVED = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1beta/models/MODEL:generateContent")
-"""As far as somebody who set a wrong base URL must know; each may stand behind ``/t/TOKEN``."""
+"""The routes that help someone with a wrong base URL; each also works after ``/t/TOKEN``."""
 Handler = Callable[[Request], Awaitable[Any]]
 DialectOf = Callable[[Request], Dialect]
 
 
 class App(Router):
-    """The routes of one run, without the layers of an application that repeat `DialectEndpoint`."""
+    """The routes of one run. A bare router: `DialectEndpoint` does what an application's layers would."""
 
     def __init__(self, service: Service, model: Path, ping_s: float) -> None:
         """``model`` only gives the name that is listed."""
@@ -56,29 +56,60 @@ class App(Router):
         answering("/v1/chat/completions", lambda _: CHAT)
         answering("/v1/responses", lambda _: RESPONSES)
         counting("/v1/messages/count_tokens", lambda _: ANTHROPIC, lambda num: {"input_tokens": num})
-        counting("/v1/responses/input_tokens", lambda _: RESPONSES, _counted_response)
+        counting(
+            "/v1/responses/input_tokens",
+            lambda _: RESPONSES,
+            lambda num: {"object": "response.input_tokens", "input_tokens": num},
+        )
         for version in GOOGLE_VERSIONS:
             method = version + "/models/{model:path}:"
             answering(f"{method}generateContent", _google)
             answering(f"{method}streamGenerateContent", partial(_google, streams=True))
             counting(f"{method}countTokens", _google, lambda num: {"totalTokens": num})
-            models = DialectEndpoint(_asker, partial(_models, service, model.name))
+            models = DialectEndpoint(_guess_dialect, partial(_models, service, model.name))
             routes(f"{version}/models", models, ["GET"])
             routes(version + "/models/{model:path}", models, ["GET"])
         routes("/api/hello", _hello, ["GET", "HEAD"])
-        self.routes.append(
-            Route("/health", DialectEndpoint(_asker, partial(_health, service)), methods=["GET"])
-        )
+        health = DialectEndpoint(_guess_dialect, partial(_health, service))
+        self.routes.append(Route("/health", health, methods=["GET"]))
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A sentence for whoever gave a harness the wrong base URL; the token may stand in the path."""
+        """Tell someone who configured a wrong base URL which routes exist."""
+        # The token may stand in the path, and answers end up in logs.
         path = re.sub("^/t/[^/]*", "/t/TOKEN", scope["path"])
         error = UnknownRoute(f"no route for {path!r:.200}; served are {', '.join(SERVED)}")
-        await send_error(send, _asker(Request(scope)), error)
+        await send_error(send, _guess_dialect(Request(scope)), error)
+
+
+@dataclass(frozen=True, slots=True)
+class DialectEndpoint:
+    """An ASGI application that answers failures in the dialect's own shape.
+
+    A bug is logged and answered as 500.
+    """
+
+    dialect_of: DialectOf
+    handler: Handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await self.handler(request)
+        except ANSWERED as failure:
+            error: Exception = failure
+        except ClientDisconnect:
+            error = BadInput("the client went before its request was read")
+        except Exception as bug:
+            log.exception("call failed")
+            error = bug
+        else:
+            await response(scope, receive, send)
+            return
+        await send_error(send, self.dialect_of(request), error)
 
 
 def presented_token(request: Request) -> str:
-    """The attempt token of a request, or an empty text."""
+    """Return the attempt token of a request, or an empty text."""
     if token := request.path_params.get("token"):
         return token
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
@@ -96,55 +127,23 @@ def _google(request: Request, *, streams: bool = False) -> GoogleGenerate:
     return GoogleGenerate(request.path_params["model"], streams, sse)
 
 
-def _asker(request: Request) -> Dialect:
-    """Whose words a question is asked in that says so only by its headers or its path."""
+def _guess_dialect(request: Request) -> Dialect:
+    """Guess the dialect of a request that shows it only by its headers or its path."""
     if _google_key(request) or "/v1beta/" in request.url.path:
         return GoogleGenerate()
     return ANTHROPIC if "anthropic-version" in request.headers else CHAT
 
 
-class Refusal:
-    """An ASGI response that says why a call is not served."""
-
-    def __init__(self, dialect: Dialect, error: BaseException) -> None:
-        self._dialect, self._error = dialect, error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_error(send, self._dialect, self._error)
-
-
-@dataclass(frozen=True, slots=True)
-class DialectEndpoint:
-    """An ASGI application. Failures in the dialect's own shape; a bug is logged and answered as 500."""
-
-    dialect_of: DialectOf
-    handler: Handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        try:
-            response = await self.handler(request)
-        except ANSWERED as error:
-            response = Refusal(self.dialect_of(request), error)
-        except ClientDisconnect:
-            gone = BadInput("the client went before its request was read")
-            response = Refusal(self.dialect_of(request), gone)
-        except Exception as error:
-            log.exception("call failed")
-            response = Refusal(self.dialect_of(request), error)
-        await response(scope, receive, send)
-
-
 async def _answer(service: Service, ping_s: float, dialect_of: DialectOf, request: Request) -> Delivery:
     dialect = dialect_of(request)
-    attempt, asked = await _asked(service, dialect, request)
-    role = call_role(service.settings.roles, request.headers, asked)
-    call = await service.open_call(attempt, asked, dialect, role)
+    attempt, parsed = await _read_request(service, dialect, request)
+    role = call_role(service.settings.roles, request.headers, parsed)
+    call = await service.open_call(attempt, parsed, dialect, role)
     return Delivery(
         dialect=dialect,
         call=call,
-        reply=Reply(call.id, asked.model, call.num_input_tokens, int(time.time()), asked.echo),
-        stream=asked.stream,
+        reply=Reply(call.id, parsed.model, call.num_input_tokens, int(time.time()), parsed.echo),
+        stream=parsed.stream,
         early_start=service.settings.early_start,
         live=service.settings.live,
         ping_s=ping_s,
@@ -155,53 +154,46 @@ async def _answer(service: Service, ping_s: float, dialect_of: DialectOf, reques
 async def _count(
     service: Service, dialect_of: DialectOf, document: Callable[[int], dict[str, Any]], request: Request
 ) -> Response:
-    attempt, asked = await _asked(service, dialect_of(request), request)
-    return JSONResponse(document(await service.count_tokens(attempt, asked)))
+    attempt, parsed = await _read_request(service, dialect_of(request), request)
+    return JSONResponse(document(await service.count_tokens(attempt, parsed)))
 
 
-def _counted_response(num_tokens: int) -> dict[str, Any]:
-    return {"object": "response.input_tokens", "input_tokens": num_tokens}
-
-
-async def _asked(service: Service, dialect: Dialect, request: Request) -> tuple[AttemptId, CanonicalRequest]:
-    """Who asks and what. Raises Unauthorized, BodyTooLarge or BadInput."""
+async def _read_request(
+    service: Service, dialect: Dialect, request: Request
+) -> tuple[AttemptId, CanonicalRequest]:
+    """Authenticate and parse a request. Raises Unauthorized, BodyTooLarge or BadInput."""
     attempt = service.authenticate(presented_token(request))
-    body = await _read_body(request, service.settings.max_body_bytes)
-    with service.clock.stage("parse"):
-        return attempt, dialect.parse(parse_body(body))
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
+    pieces, size, limit = list[bytes](), 0, service.settings.max_body_bytes
     async for piece in request.stream():
         size += len(piece)
         if size > limit:
             raise BodyTooLarge(f"the request body has more than {limit} bytes")
         pieces.append(piece)
-    return b"".join(pieces)
+    return attempt, parse_request(dialect, b"".join(pieces))
+
+
+def parse_request(dialect: Dialect, body: bytes) -> CanonicalRequest:
+    """Parse the body of a request. Raises BadInput."""
+    return dialect.parse(parse_body(body))
 
 
 async def _models(service: Service, name: str, request: Request) -> Response:
-    """The one model that there is; asked for by name, any name is its."""
+    """List the one model there is, or describe it under any name that is requested."""
     service.authenticate(presented_token(request))
-    asked = request.path_params.get("model")
-    if isinstance(_asker(request), GoogleGenerate):
-        entry = _google_model(asked or name, service.settings.context_tokens, service.settings.max_tokens)
-        return JSONResponse(entry if asked else {"models": [entry]})
-    entry = _model(asked or name)
-    return JSONResponse(entry if asked else _model_list(entry))
+    requested = request.path_params.get("model")
+    if isinstance(_guess_dialect(request), GoogleGenerate):
+        settings = service.settings
+        entry = _google_model(requested or name, settings.context_tokens, settings.max_tokens)
+        return JSONResponse(entry if requested else {"models": [entry]})
+    entry = _model(requested or name)
+    listed = {"object": "list", "data": [entry], "has_more": False, "first_id": name, "last_id": name}
+    return JSONResponse(entry if requested else listed)
 
 
 def _model(name: str) -> dict[str, Any]:
-    """One document that the clients of Anthropic and of OpenAI read."""
+    """Build one document that the clients of both Anthropic and OpenAI read."""
     entry = {"id": name, "display_name": name, "type": "model", "object": "model", "owned_by": "gyre"}
     return entry | {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
-
-
-def _model_list(entry: dict[str, Any]) -> dict[str, Any]:
-    name = entry["id"]
-    return {"object": "list", "data": [entry], "has_more": False, "first_id": name, "last_id": name}
 
 
 def _google_model(name: str, context_tokens: int, max_tokens: int) -> dict[str, Any]:
@@ -220,5 +212,5 @@ async def _hello(_: Request) -> Response:
 
 
 async def _health(service: Service, _: Request) -> Response:
-    counts, spent_s = dict(service.counts), service.clock.spent_s()
-    return JSONResponse({"status": "ok", "alarms": service.watch.alarms, "counts": counts, "cpu_s": spent_s})
+    counts = dict(service.counts)
+    return JSONResponse({"status": "ok", "alarms": service.watch.alarms, "counts": counts})

@@ -1,4 +1,4 @@
-"""Writes of many calls gathered into one statement while the one before is under way."""
+"""Gathers the writes of many calls into one statement while the previous one is under way."""
 
 import asyncio
 import logging
@@ -11,11 +11,11 @@ from gyre.contracts.ids import CallId
 
 log = logging.getLogger(__name__)
 MOST_AT_ONCE = 64
-"""Calls of one transaction: enough to share a flush to the disk, few enough to keep locks short."""
+"""Calls per transaction: enough to share a flush to the disk, few enough to keep locks short."""
 
 
 class OfCall(Protocol):
-    """What is written of one call."""
+    """One call's share of a batch."""
 
     @property
     def call(self) -> CallId: ...
@@ -25,19 +25,22 @@ I = TypeVar("I", bound=OfCall)  # noqa: E741
 
 
 class Batches(Generic[I]):
-    """One transaction at a time; what comes meanwhile goes with the next one.
+    """Runs one transaction at a time; items that arrive in the meantime go into the next one.
 
     A lone call is written at once, and a busy gateway needs fewer transactions, not more.
     """
 
-    def __init__(self, store: Store, write: Callable[[Sequence[I]], Statement], stage: str) -> None:
-        """``write`` makes one statement, which returns the calls that it wrote; others stay as they are."""
-        self._store, self._write, self._stage = store, write, stage
+    def __init__(self, store: Store, write: Callable[[Sequence[I]], Statement], name: str) -> None:
+        """``write`` builds one statement that returns the calls it wrote and skips the others.
+
+        ``name`` is for the log.
+        """
+        self._store, self._write, self._name = store, write, name
         self._waiting: list[tuple[I, asyncio.Future[bool]]] = []
         self._writer: asyncio.Task[None] | None = None
 
     async def put(self, item: I) -> bool:
-        """Whether the item is written and committed. If not, nothing of it is: it must be tried apart.
+        """Return True once the item is committed. Otherwise nothing was written; retry it alone.
 
         Raises OperationalError or InterfaceError when Postgres was away for too long.
         """
@@ -51,7 +54,7 @@ class Batches(Generic[I]):
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             try:
-                done = await self._written([item for item, _ in batch])
+                done = await self._write_batch([item for item, _ in batch])
             except AWAY as error:
                 for _, written in batch:
                     if not written.cancelled():
@@ -61,12 +64,13 @@ class Batches(Generic[I]):
                     if not written.cancelled():
                         written.set_result(item.call in done)
 
-    async def _written(self, items: Sequence[I]) -> set[str]:
+    async def _write_batch(self, items: Sequence[I]) -> set[str]:
+        """Return the calls that one statement wrote."""
         try:
-            return await self._store.write(lambda: self._write(items), self._stage)
+            return await self._store.write(lambda: self._write(items))
         except Exception as error:
             if is_away(error):
                 raise
-            # The fault of one of them, so nothing is written: each is tried apart.
-            log.warning("%d calls are written one by one (%s)", len(items), self._stage, exc_info=True)
+            # One item is at fault and nothing was written: each caller retries alone.
+            log.warning("%d calls are written one by one (%s)", len(items), self._name, exc_info=True)
             return set()

@@ -1,4 +1,4 @@
-"""Writes down which answers were delivered, off the call path and many at a time."""
+"""Records which answers were delivered, off the call path and many at a time."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ GATHER_S = 0.5
 
 
 class DeliveryLog:
-    """One write at a time; what is added meanwhile goes with the next one.
+    """Runs one write at a time; what is added in the meantime goes into the next one.
 
-    A gateway that dies first leaves the answer undelivered in the record, and a repeated request gets
-    the same answer again.
+    If the gateway dies first, the record shows the answer as undelivered, and a repeated request gets the
+    same answer again.
     """
 
     def __init__(self, store: Store) -> None:
@@ -28,30 +28,31 @@ class DeliveryLog:
 
     @property
     def attempts(self) -> set[AttemptId]:
-        """Whose record does not say yet what was delivered."""
+        """The attempts with deliveries that are not written yet."""
         return set(self._pending.values())
 
     def add(self, attempt: AttemptId, call: CallId) -> None:
-        """Have it written that the call's answer was delivered; returns at once."""
+        """Schedule the write that the call's answer was delivered; return at once."""
         self._pending[call] = attempt
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """Return when all that was added is written, or cannot be."""
+        """Return when everything added has been written, or could not be."""
         self._closing.set()
         if self._writer is not None:
             await self._writer
 
     async def _write(self) -> None:
         while self._pending:
+            # Gather for a while, but not when the gateway stops.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
                     await self._closing.wait()
             batch = sorted(self._pending)
             try:
-                await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch), "delivered")
+                await self._store.run(lambda s, batch=batch: calls.mark_delivered(s, batch))
             except SQLAlchemyError:
-                return  # Kept: the next delivery tries again.
+                return  # They stay pending: the next delivery tries again.
             for call in batch:
                 self._pending.pop(call, None)

@@ -1,9 +1,9 @@
-"""Text to token ids: what heads of prompts (system prompt and tools) have in common is encoded once.
+"""Text to token ids, with a cache of the tokenization of shared prompt prefixes.
 
-A tokenizer cuts text at its special tokens before anything else, so what stands before and after the end of a
-turn can be encoded apart. `_cuts_at` refuses tokenizers for which that might not hold. Most also end a word
-with each line, so the lines of a head can be encoded apart: tools, a line each, are the same for all tasks.
-`_ends_words_with_lines` knows which.
+A tokenizer cuts text at its special tokens before anything else, so the text before the end of a turn (the
+head: system prompt and tools) and the text after it can be encoded separately. `_cuts_at` refuses tokenizers
+for which that might not hold. Most also end a word with each line, so the lines of a head can be encoded
+separately: tools, one per line, are the same for all tasks. `_ends_words_with_lines` knows which do.
 """
 
 import itertools
@@ -19,27 +19,27 @@ from tokenizers import models
 from gyre.trajectory.arrays import Ids, as_ids
 
 LONG_HEAD = 4_000
-"""Characters; shorter heads are not worth their place."""
+"""Characters; shorter heads are not worth a place in the cache."""
 LONG_LINE = 400
-"""Characters; shorter lines are kept together with those around them."""
+"""Characters; shorter lines are cached together with their neighbours."""
 KEPT_PIECES, LONGEST_KEPT = 512, 100_000
-"""Pieces, and characters of one: no more than some 100 MB, whatever tools give back."""
+"""Pieces in the cache, and characters of one: about 100 MB at most, whatever tools return."""
 PROBES = ("word", " word", "\nword", "  ", "1", "é", "{")
-"""Beginnings and ends that tokenizers treat apart: with and without space, line ends, digits, letters."""
+"""Beginnings and ends that tokenizers treat differently: spaces, line ends, digits, letters."""
 LINE_END = re.compile(r"\n(?=[!-~])")
-"""One that something visible follows."""
+"""A line end that a visible ASCII character follows."""
 WORDS = {
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}|\p{{N}}{digits}"
     rf"| ?[^\s{others}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     for letters, others in ((r"\p{L}+", r"\p{L}\p{N}"), (r"[\p{L}\p{M}]+", r"\p{L}\p{M}\p{N}"))
     for digits in ("", "{1,3}")
 }
-"""How the tokenizers of Qwen 2 to 3.5, Llama 3 and GPT-4 cut text into words. No word goes on behind a line
-end, and where the text ends with one, its last word ends as it would in front of another line."""
+"""How the tokenizers of Qwen 2 to 3.5, Llama 3 and GPT-4 split text into words. No word continues after a
+line end, and if the text ends with one, its last word ends as it would in front of another line."""
 
 
 class Encoder:
-    """Thread-safe. Encodes without the interpreter's lock where the tokenizer can."""
+    """Thread-safe. Releases the interpreter lock while it encodes, where the tokenizer can."""
 
     def __init__(self, tokenizer: Any, end_of_turn: str | None) -> None:
         """``end_of_turn`` is the text that ends a turn in the chat template, if there is one."""
@@ -53,14 +53,14 @@ class Encoder:
         self._piece = lru_cache(maxsize=KEPT_PIECES)(self._whole)
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text, shape (num_tokens,)."""
+        """Return the ids of a text, shape (num_tokens,)."""
         cut = self._cut
         first = text.find(cut) + len(cut) if cut and cut in text else 0
         if cut is None or first < LONG_HEAD:
             return self._whole(text)
         heads, end = [text[:first]], first
         if self._by_lines:
-            # What says the end of a turn may stand in a tool's description: then more tools follow.
+            # A tool's description may contain the end of a turn: then more tools follow the first one.
             end = text.rfind(cut) + len(cut)
             heads = [*filter(None, (*_pieces(text[:first]), *_pieces(text[first:end])))]
         kept = (self._piece(each) if len(each) <= LONGEST_KEPT else self._whole(each) for each in heads)
@@ -68,7 +68,7 @@ class Encoder:
 
     @property
     def pieces(self) -> Any:
-        """Hits and misses of heads, or of their pieces, since this process started."""
+        """Cache statistics of heads, or of their pieces, since this process started."""
         return self._piece.cache_info()
 
     def _whole(self, text: str) -> Ids:
@@ -77,7 +77,7 @@ class Encoder:
         return as_ids(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _cuts_at(self, end: str) -> bool:
-        """Whether ``end`` always is a token of its own that takes nothing from its neighbours."""
+        """Return whether ``end`` is always a token of its own that takes nothing from its neighbours."""
         if self._backend is None:
             return False
         tokens = self._backend.get_added_tokens_decoder().values()
@@ -87,15 +87,16 @@ class Encoder:
         others = [token.content for token in tokens if token.content != end]
         if any(end in other or _overlaps(other, end) for other in others):
             return False
-        return all(self._apart(before, end, after) for before in PROBES for after in PROBES)
 
-    def _apart(self, before: str, end: str, after: str) -> bool:
-        pieces = np.concatenate([self._whole(before + end), self._whole(after)])
-        return np.array_equal(self._whole(before + end + after), pieces)
+        def separable(before: str, after: str) -> bool:
+            pieces = np.concatenate([self._whole(before + end), self._whole(after)])
+            return np.array_equal(self._whole(before + end + after), pieces)
+
+        return all(separable(before, after) for before in PROBES for after in PROBES)
 
 
 def _pieces(head: str) -> Iterator[str]:
-    """The long lines of a head, and what stands between them."""
+    """Yield the long lines of a head, and the text between them."""
     ends = [end.end() for end in LINE_END.finditer(head)]
     begun = 0
     for start, end in itertools.pairwise([0, *ends, len(head)]):
@@ -106,7 +107,7 @@ def _pieces(head: str) -> Iterator[str]:
 
 
 def _ends_words_with_lines(backend: Any) -> bool:
-    """Whether a text can be cut behind a line end that something visible follows, and no id changes."""
+    """Return whether a text can be cut after a `LINE_END` without changing any id."""
     if not isinstance(backend.model, models.BPE) or backend.model.dropout:
         return False
     if backend.normalizer is not None and _described(backend.normalizer) != {"type": "NFC"}:
@@ -130,10 +131,11 @@ def _ends_words_with_lines(backend: Any) -> bool:
 
 
 def _described(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer as it stands in tokenizer.json."""
+    """Return a part of a tokenizer in the form of tokenizer.json."""
+    # The bindings expose no other way to read a component's settings than its pickle state.
     return json.loads(part.__getstate__())
 
 
 def _overlaps(other: str, end: str) -> bool:
-    """Whether a text can hold ``other`` so that it takes the beginning of an ``end``."""
+    """Return whether ``other`` can take the beginning of an ``end`` that follows it in a text."""
     return any(other.endswith(end[:size]) for size in range(1, len(end)))

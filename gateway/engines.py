@@ -1,8 +1,8 @@
-"""The router and the engine client: one call becomes one list of sampled tokens, whatever happens to cells.
+"""The router and the engine client: turns one call into one list of sampled tokens, whatever cells do.
 
-An aborted request continues from ``input_ids + sampled so far`` on the next cell; a failed one starts
-again with the same seed, so it repeats itself. A cell that failed is left alone while another serves. While
-no cell serves, the call waits, bounded.
+An aborted request continues on the next cell from its input ids plus the ids sampled so far. A failed one
+starts again with the same seed, so it repeats itself. A cell that failed is avoided while another serves.
+While no cell serves, the call waits, for ``hold_s`` at most.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from db import cells
 from db.cells import ServingCell
-from gateway.clock import Clock
 from gateway.store import Store
 from gyre.contracts.engine import GenerateResponse, SamplingParams
 from gyre.contracts.errors import BadInput, EngineFailed
@@ -28,26 +27,26 @@ from gyre.contracts.ids import RunId
 from gyre.trajectory.arrays import Ids, as_ids
 
 CELLS_FRESH_S = 1.0
-"""How long a list of cells is believed."""
+"""How long a list of cells is used before it is read again."""
 CONNECT_S = 5.0
 KEEP_ALIVE_S = 4.0
 """Less than the 5 s after which uvicorn, and so SGLang, closes an idle connection."""
 JSON = {"content-type": "application/json"}
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
 RETRIED_STATUS = frozenset({404, 408, 409, 423, 425, 429})
-"""Client errors that say "not now": still starting, epoch over, paused, too many."""
+"""Client errors that mean "not now": still starting, epoch over, paused, too many requests."""
 SLOWEST_TOKEN_S = 0.1
-"""An engine that is asked for a whole answer is silent for so long a token at most."""
-SHUNNED_S = 5.0
-"""How long a cell that could not be asked gets no call that another can take."""
+"""Longest silence allowed per requested token while an engine samples an answer that comes as a whole."""
+AVOID_S = 5.0
+"""How long a cell that failed a request gets no call that another cell can take."""
 
 
 OnTokens = Callable[[list[int]], None]
-"""Is told all tokens that an answer has so far, each time there are more."""
+"""Called with all tokens of the answer so far, each time there are more."""
 
 
 class Busy(EngineFailed):
-    """The engine is well, and takes this request later."""
+    """The engine is healthy, and takes this request later."""
 
 
 class Refused(BadInput):
@@ -68,7 +67,7 @@ class SampledAnswer:
     engine_ms: int = 0
 
     def extend(self, answer: GenerateResponse) -> None:
-        """Append a part."""
+        """Append one engine's part of the answer."""
         meta = answer.meta_info
         if not self.ids:
             self.cached_tokens = meta.cached_tokens
@@ -83,7 +82,7 @@ class SampledAnswer:
                 self.versions.append([version, count])
 
     def end_at(self, params: SamplingParams) -> None:
-        """Take the answer for whole where an abort came with the last token that there was to sample."""
+        """Treat the answer as complete if it was aborted with the last token that there was to sample."""
         if self.finish_reason == "abort" and self.ids:
             if self.ids[-1] in params.stop_token_ids:
                 self.finish_reason = "stop"
@@ -92,14 +91,12 @@ class SampledAnswer:
 
 
 class Engines:
-    """Chooses a cell and asks its engine. Made in a running event loop."""
+    """Chooses a cell and requests tokens from its engine. Create it in a running event loop."""
 
-    def __init__(
-        self, run: RunId, store: Store, clock: Clock, *, hold_s: float, read_timeout_s: float
-    ) -> None:
-        self._run, self._store, self._clock, self._hold_s = run, store, clock, hold_s
+    def __init__(self, run: RunId, store: Store, *, hold_s: float, read_timeout_s: float) -> None:
+        self._run, self._store, self._hold_s = run, store, hold_s
         self._read_timeout_s = read_timeout_s
-        # The number of calls at once is bounded by admission, not by this client.
+        # Admission bounds the number of concurrent calls, not this client.
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -108,28 +105,29 @@ class Engines:
         self._read_at = float("-inf")
         self._in_flight: Counter[str] = Counter()
         self._last_cell: dict[str, str] = {}
-        self._shunned_until: dict[str, float] = {}
-        """By cell."""
+        """Affinity -> id of the cell that has its KV."""
+        self._avoided_until: dict[str, float] = {}
+        """Cell id -> end of its `AVOID_S`."""
 
     async def sample(
         self, rid: str, ids: Ids, params: SamplingParams, affinity: str, on_tokens: OnTokens | None = None
     ) -> SampledAnswer:
-        """All tokens of one answer. ``affinity`` names what keeps its KV on one cell.
+        """Sample all tokens of one answer. Calls with one ``affinity`` share their KV on one cell.
 
-        Raises Refused when the request does not fit, EngineFailed when no engine got any further for
-        the hold time.
+        Raises Refused when the request does not fit, EngineFailed when no engine made progress for the
+        hold time.
         """
         sampled, since, delay = SampledAnswer(), time.monotonic(), FIRST_RETRY_S
         begun, problem = since, "no cell serves"
         while time.monotonic() - since < self._hold_s:
             cell = await self._choose(affinity)
             try:
-                grown = cell is not None and await self._ask(cell, rid, ids, params, sampled, on_tokens)
+                grown = cell is not None and await self._request(cell, rid, ids, params, sampled, on_tokens)
             except (EngineFailed, aiohttp.ClientError, TimeoutError) as error:
                 grown, problem = False, f"{type(error).__name__}: {error}"
-                self._read_at = float("-inf")
+                self._read_at = float("-inf")  # The list of cells may be out of date.
                 if cell is not None and not isinstance(error, Busy):
-                    self._shunned_until[cell.id] = time.monotonic() + SHUNNED_S
+                    self._avoided_until[cell.id] = time.monotonic() + AVOID_S
             if sampled.ids and sampled.finish_reason != "abort":
                 sampled.engine_ms = round(1000 * (time.monotonic() - begun))
                 return sampled
@@ -140,14 +138,14 @@ class Engines:
         raise EngineFailed(f"no engine answered within {self._hold_s:.0f} s ({problem})")
 
     def forget(self, affinity: str) -> None:
-        """Its KV need not be found again: it may get any cell when it comes back."""
+        """Forget which cell has its KV: the next call with this affinity may go to any cell."""
         self._last_cell.pop(affinity, None)
 
     async def close(self) -> None:
-        """End what is asked; nothing can be asked any more."""
+        """Cancel open requests; no new ones are possible."""
         await self._http.close()
 
-    async def _ask(
+    async def _request(
         self,
         cell: ServingCell,
         rid: str,
@@ -156,65 +154,59 @@ class Engines:
         sampled: SampledAnswer,
         on_tokens: OnTokens | None,
     ) -> bool:
-        """Send what is left to sample to one cell. True if tokens came back."""
-        with self._clock.stage("engine request"):
-            body = _request(rid, ids, params, sampled.ids, stream=on_tokens is not None)
+        """Request the tokens that are left from one cell. Return True if any came back."""
+        body = request_body(rid, ids, params, sampled.ids, stream=on_tokens is not None)
+        # A stream speaks with every token; an answer that comes as a whole is silent until its last one.
+        num_silent_tokens = params.max_new_tokens if on_tokens is None else 0
+        silent_s = self._read_timeout_s + SLOWEST_TOKEN_S * num_silent_tokens
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
+        url = f"{cell.engine_url}/generate"
         self._in_flight[cell.id] += 1
         try:
-            asking = self._http.post(
-                f"{cell.engine_url}/generate",
-                data=body,
-                headers=JSON,
-                timeout=self._patience(params.max_new_tokens if on_tokens is None else 0),
-            )
-            async with asking as response:
+            async with self._http.post(url, data=body, headers=JSON, timeout=timeout) as response:
                 if on_tokens is not None and response.status == 200:
                     answer = await _follow(response, lambda more: on_tokens(sampled.ids + more))
                 else:
-                    content = await response.read()
-                    with self._clock.stage("engine answer"):
-                        answer = _read(response.status, content)
+                    answer = read_response(response.status, await response.read())
         finally:
             self._in_flight[cell.id] -= 1
-        if not answer.output_ids and not (answer.meta_info.finish_reason or None):
+        if not answer.output_ids and not answer.meta_info.finish_reason:
             raise EngineFailed("the engine answered without tokens")
         sampled.extend(answer)
         sampled.cell_id = cell.id
         sampled.end_at(params)
         return bool(answer.output_ids)
 
-    def _patience(self, num_silent_tokens: int) -> aiohttp.ClientTimeout:
-        """``num_silent_tokens`` may be sampled before the engine says anything."""
-        silent_s = self._read_timeout_s + SLOWEST_TOKEN_S * num_silent_tokens
-        return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
-
     async def _choose(self, affinity: str) -> ServingCell | None:
-        """The cell that this affinity had, while it serves; else the one with the most room."""
+        """Return the cell that this affinity had, while it serves; else the one with the most room."""
         if time.monotonic() - self._read_at > CELLS_FRESH_S:
             self._cells = await self._store.run(lambda s: cells.serving(s, self._run))
             self._read_at = time.monotonic()
         if not self._cells:
             return None
         now = time.monotonic()
-        well = [cell for cell in self._cells if self._shunned_until.get(cell.id, now) <= now]
-        known = {cell.id: cell for cell in well or self._cells}
-        if (last := self._last_cell.get(affinity)) in known:
-            return known[last]
-        cell = min(known.values(), key=lambda c: self._in_flight[c.id] / max(c.capacity, 1))
+        healthy = [cell for cell in self._cells if self._avoided_until.get(cell.id, now) <= now]
+        candidates = {cell.id: cell for cell in healthy or self._cells}
+        if (last := self._last_cell.get(affinity)) in candidates:
+            return candidates[last]
+        cell = min(candidates.values(), key=lambda c: self._in_flight[c.id] / max(c.capacity, 1))
         self._last_cell[affinity] = cell.id
         return cell
 
 
 async def _follow(response: aiohttp.ClientResponse, on_tokens: OnTokens) -> GenerateResponse:
-    """The newest answer of a stream, which is the whole one unless the stream breaks.
+    """Return the last answer of a stream, which is the complete one unless the stream breaks.
 
-    What came before a break counts as sampled and is continued elsewhere: it was told already. An event
-    that is an error, that cannot be read or that takes something back is a break.
+    What came before a break counts as sampled and is continued elsewhere: the client may have read it.
+    An error event, an unreadable one, or one that takes tokens back is a break.
     """
     newest: GenerateResponse | None = None
     try:
         async for data in _events(response.content):
-            newest = _grown(newest, _read(200, data))
+            newer = read_response(200, data)
+            if newest is not None and newer.output_ids[: len(newest.output_ids)] != newest.output_ids:
+                raise EngineFailed("the engine took tokens back that it had sent")
+            newest = newer
             on_tokens(newest.output_ids)
     except (EngineFailed, aiohttp.ClientError, TimeoutError):
         if newest is None:
@@ -224,15 +216,8 @@ async def _follow(response: aiohttp.ClientResponse, on_tokens: OnTokens) -> Gene
     return newest
 
 
-def _grown(told: GenerateResponse | None, newer: GenerateResponse) -> GenerateResponse:
-    """The newer answer. Raises EngineFailed if it does not begin with all that was told."""
-    if told is not None and newer.output_ids[: len(told.output_ids)] != told.output_ids:
-        raise EngineFailed("the engine took tokens back that it had sent")
-    return newer
-
-
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of server-sent events of any length, without the last one, which is no document."""
+    """Yield the data of server-sent events of any length, but not the closing ``[DONE]``."""
     rest = b""
     async for piece in content.iter_any():
         *whole, rest = (rest + piece).split(b"\n\n")
@@ -242,10 +227,11 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield data
 
 
-def _request(rid: str, ids: Ids, params: SamplingParams, sampled: list[int], *, stream: bool) -> bytes:
-    """A GenerateRequest for what is left after ``sampled``, not made by its model: that looks at each id.
+def request_body(rid: str, ids: Ids, params: SamplingParams, sampled: list[int], *, stream: bool) -> bytes:
+    """Serialize a GenerateRequest for what is left after ``sampled``.
 
-    Its name is its own: an engine that still works on one from before refuses another of the same name.
+    Does not go through the pydantic model, which would validate every id. The request name is unique: an
+    engine that still works on an earlier one refuses a second one of the same name.
     """
     left = params.model_dump() | {"max_new_tokens": params.max_new_tokens - len(sampled)}
     context = np.concatenate([ids, as_ids(sampled)]) if sampled else ids
@@ -256,8 +242,8 @@ def _request(rid: str, ids: Ids, params: SamplingParams, sampled: list[int], *, 
     )
 
 
-def _read(status: int, content: bytes) -> GenerateResponse:
-    """What an engine said. Raises Refused, or EngineFailed where it failed or its parts do not agree."""
+def read_response(status: int, content: bytes) -> GenerateResponse:
+    """Parse an engine's response. Raises Refused, Busy, or EngineFailed for an error or a contradiction."""
     if status in RETRIED_STATUS:
         raise Busy(f"status {status}")
     if status >= 500:

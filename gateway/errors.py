@@ -1,15 +1,14 @@
-"""What a caller can be told, with its HTTP status; each dialect puts it in its own shape.
+"""The failures that a caller may see, each with its HTTP status; each dialect gives them its own shape.
 
 BadInput (gyre.contracts.errors)
 ├── Unauthorized    401  no token of this run
 ├── UnknownRoute    404
 ├── PromptTooLong   400  the context is full; harnesses compact when they read it
 ├── BodyTooLarge    413
-├── LimitReached    429  calls of the attempt, or calls at once
+├── LimitReached    429  calls of the attempt, or concurrent calls
 └── Refused         400  the engine will never take it (gateway.engines)
 
-Fenced is 410, EngineFailed and a lost database are 503 (529 in Anthropic's words): the harness may come
-back.
+Fenced is 410. EngineFailed and a lost database are 503 (529 in Anthropic's dialect): the harness may retry.
 """
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,7 +17,7 @@ from gyre.contracts.errors import BadInput, Fenced, GyreError
 
 
 class Unauthorized(BadInput):
-    """The token is missing, of another run, or names no attempt."""
+    """The token is missing, belongs to another run, or names no attempt."""
 
 
 class UnknownRoute(BadInput):
@@ -34,9 +33,10 @@ class LimitReached(BadInput):
 
 
 class PromptTooLong(BadInput):
-    """``num_tokens`` of the prompt against ``maximum``, both in tokens."""
+    """The prompt has ``num_tokens`` tokens, and ``maximum`` are allowed."""
 
     def __init__(self, num_tokens: int, maximum: int) -> None:
+        # Harnesses recognize this wording and compact their context.
         super().__init__(f"prompt is too long: {num_tokens} tokens > {maximum} maximum")
         self.num_tokens, self.maximum = num_tokens, maximum
 
@@ -55,25 +55,21 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status that says it."""
+    """Return the HTTP status of a failure."""
     if not isinstance(error, ANSWERED):
         return 500
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
 
 
+LONGEST_SENTENCE = 500
+"""Characters. A sentence may quote the request, and that can be megabytes."""
+
+
 def sentence_of(error: BaseException) -> str:
-    """What the caller may read: our own sentences, nothing of the database or of a bug."""
+    """Return one line for the caller: our own sentences, no detail of the database or of a bug."""
     if isinstance(error, GyreError):
-        return _one_line(str(error))
+        line = " ".join(str(error).split())
+        return line if len(line) <= LONGEST_SENTENCE else f"{line[:LONGEST_SENTENCE]}…"
     if isinstance(error, SQLAlchemyError):
         return "the record cannot be written at the moment"
     return "internal error of the gateway"
-
-
-LONGEST_SENTENCE = 500
-"""Characters; what was asked may be quoted in it, and that can be megabytes."""
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_SENTENCE else f"{line[:LONGEST_SENTENCE]}…"

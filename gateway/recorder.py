@@ -1,4 +1,4 @@
-"""Writes calls and nodes to Postgres before anything is answered, and keeps the leases of those under way."""
+"""Writes calls and nodes to Postgres before anything is answered, and renews leases of calls under way."""
 
 import asyncio
 import uuid
@@ -12,7 +12,8 @@ from db.direct import Statement
 from gateway.batches import Batches
 from gateway.dialects.base import Finished
 from gateway.engines import SampledAnswer
-from gateway.live_attempt import LiveAttempt, LiveCall, Prompt, finished_of, restored
+from gateway.live_attempt import LiveAttempt, LiveCall, Record, count_calls, finished_of, rebuild_record
+from gateway.prompts import Prompt
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
 from gyre.contracts.errors import EngineFailed
@@ -25,12 +26,12 @@ from gyre.trajectory.tree import Node, Point
 
 COMMIT_TRIES = 3
 LEASE_S = 30.0
-"""An in-flight call whose gateway did not renew for so long may be taken over."""
-TAKE_OVER_POLL_S = 1.0
+"""An in-flight call whose gateway has not renewed its lease for this long may be reclaimed."""
+RECLAIM_POLL_S = 1.0
 
 
 class Recorder:
-    """The record of one gateway process."""
+    """The only writer of this gateway's calls; holds their leases."""
 
     def __init__(self, store: Store, address: str) -> None:
         """``address`` is this gateway's host and port: an earlier process there is dead."""
@@ -43,89 +44,97 @@ class Recorder:
 
     async def begin(
         self,
-        state: LiveAttempt,
+        live: LiveAttempt,
         index: int,
         new: calls.NewCall,
         sampling: Callable[[int], SamplingParams],
     ) -> int:
-        """Record a call as in flight and hold it; returns its index, ``index`` if it is free. Raises Fenced.
+        """Record a call as in flight and hold its lease; return its index. Raises Fenced.
 
-        When the connection is lost in the commit, the call is recorded again under the next index. The
-        row of the first time, if there is one, is held by nobody: its lease runs out.
+        The index is ``index`` unless another gateway took it. When the connection is lost during the
+        commit, the call is recorded again under the next index. The first row, if it was written, then
+        belongs to nobody: its lease expires.
         """
 
-        parameters = lambda index: sampling(index).model_dump()  # noqa: E731
-        if not await self._begins.put(recording.Begin(state.attempt, index, new, parameters(index))):
-            begin = lambda s: calls.begin(s, state.attempt, new, parameters, owner=self._owner, ttl_s=LEASE_S)  # noqa: E731
-            index = await self._store.run(begin)
-        self._held.add(call_id(state.attempt, index))
+        def parameters(taken: int) -> dict[str, object]:
+            return sampling(taken).model_dump()
+
+        def begin_alone(session: Session) -> int:
+            return calls.begin(session, live.attempt, new, parameters, owner=self._owner, ttl_s=LEASE_S)
+
+        if not await self._begins.put(recording.Begin(live.attempt, index, new, parameters(index))):
+            index = await self._store.run(begin_alone)
+        self._held.add(call_id(live.attempt, index))
         return index
 
     def release(self, call: LiveCall) -> None:
-        """Say that nobody here works on the call any more."""
+        """Stop renewing the call's lease."""
         self._held.discard(call.id)
 
     async def check_open(self, attempt: AttemptId) -> None:
-        """Raises Fenced if the attempt is sealed."""
+        """Raise Fenced if the attempt is sealed."""
         await self._store.run(lambda s: attempts.lock_open(s, attempt))
 
-    async def take_over(self, state: LiveAttempt, call: LiveCall) -> Finished | SamplingParams:
-        """Take up a call that another gateway left: its answer if it has one, else how it is sampled.
+    async def reclaim(self, live: LiveAttempt, call: LiveCall) -> Finished | SamplingParams:
+        """Take the lease of an orphan and return its sampling parameters, or its answer if it has one.
 
-        While the other one still holds its lease, wait: the lease or the call ends.
+        While another gateway still holds the lease, wait until it expires or the call ends.
         """
         while True:
-            taken = await self._store.run(
+            reclaimed = await self._store.run(
                 lambda s: calls.reclaim(s, call.id, self._owner, self._dead_prefix, LEASE_S)
             )
             row = await self._store.run(lambda s: calls.get(s, call.id))
-            if taken:
+            if reclaimed:
                 self._held.add(call.id)
                 return SamplingParams.model_validate(row.sampling)
             if finished := finished_of(row):
-                await self.catch_up(state)
+                await self.catch_up(live)
                 return finished
             if row.failure:
                 raise EngineFailed(row.failure)
-            await asyncio.sleep(TAKE_OVER_POLL_S)
+            await asyncio.sleep(RECLAIM_POLL_S)
 
-    async def catch_up(self, state: LiveAttempt) -> None:
-        """Read the record again if another gateway has added to it: ``state.tree`` is another one then."""
-        async with state.commit_lock:
-            next_index = await self._store.run(lambda s: calls.next_node_index(s, state.attempt))
-            if next_index != state.tree.next_index:
-                await self._reload(state)
+    async def catch_up(self, live: LiveAttempt) -> None:
+        """Replace ``live.record`` if another gateway has added to it."""
+        async with live.commit_lock:
+            next_index = await self._store.run(lambda s: calls.next_node_index(s, live.attempt))
+            if next_index != live.record.tree.next_index:
+                await self._reload(live)
 
     async def commit(
-        self, state: LiveAttempt, call: LiveCall, prompt: Prompt, sampled: SampledAnswer, answer: Answer
+        self, live: LiveAttempt, call: LiveCall, prompt: Prompt, sampled: SampledAnswer, answer: Answer
     ) -> Finished:
         """Write the call and its nodes in one transaction, then show them to later calls.
 
-        Commits of one attempt go one after the other, so that each is placed in the tree as it is.
-        Raises Fenced, or EngineFailed if another gateway gave the call up.
+        Commits of one attempt run one at a time, so that each is placed in the tree as it then is.
+        Raises Fenced if the attempt is sealed, EngineFailed if another gateway reclaimed the call.
         """
-        async with state.commit_lock:
+        async with live.commit_lock:
             for _ in range(COMMIT_TRIES):
-                nodes, outcome = _new_rows(state, prompt, sampled, answer)
+                nodes, outcome = _new_rows(live.record, prompt, sampled, answer)
                 try:
-                    if await self._committed(call, state, nodes, outcome):
-                        return _shown(state, nodes, outcome, answer)
-                    await self._reload(state)
-                    return await self._answered_elsewhere(call)
+                    committed = await self._commit(recording.Commit(call.id, live.attempt, nodes, outcome))
                 except IntegrityError:
-                    # Another gateway used the node's index: place it again in the tree as it is now.
-                    await self._reload(state)
+                    # Another gateway used the node's index: place the answer again in the newer tree.
+                    await self._reload(live)
+                    continue
+                if not committed:
+                    await self._reload(live)
+                    return await self._committed_elsewhere(call)
+                _append_nodes(live.record, nodes, answer)
+                return Finished(answer, FinishReason(outcome.finish_reason), outcome.num_output_tokens)
         raise EngineFailed(f"{call.id} could not be recorded: its attempt is written by another gateway")
 
     async def fail(self, call: LiveCall, reason: str) -> None:
-        """Record that a call was given up; if that cannot be written its lease runs out instead."""
+        """Record that a call failed. If that cannot be written, its lease expires instead."""
         try:
             await self._store.run(lambda s: calls.fail(s, call.id, self._owner, reason))
         except SQLAlchemyError:
             return
 
-    async def renew_for_ever(self) -> None:
-        """Renew the leases until cancelled; Postgres being away is borne."""
+    async def renew_forever(self) -> None:
+        """Renew the leases until cancelled. Tolerates Postgres outages."""
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
@@ -134,17 +143,16 @@ class Recorder:
                 continue
 
     async def renew(self) -> None:
-        """Renew the leases of the calls that somebody here works on."""
+        """Renew the leases of all calls under way here."""
         if held := sorted(self._held):
             await self._store.run(lambda s: calls.renew(s, self._owner, held, LEASE_S))
 
-    async def _committed(
-        self, call: LiveCall, state: LiveAttempt, nodes: list[calls.NewNode], outcome: calls.Outcome
-    ) -> bool:
-        if await self._commits.put(recording.Commit(call.id, state.attempt, nodes, outcome)):
+    async def _commit(self, one: recording.Commit) -> bool:
+        """Commit together with other calls; separately if the batch skipped this one."""
+        if await self._commits.put(one):
             return True
         return await self._store.run(
-            lambda s: calls.commit(s, call.id, state.attempt, self._owner, nodes, outcome)
+            lambda s: calls.commit(s, one.call, one.attempt, self._owner, one.nodes, one.outcome)
         )
 
     def _begin_all(self, begins: Sequence[recording.Begin]) -> Statement:
@@ -153,32 +161,37 @@ class Recorder:
     def _commit_all(self, commits: Sequence[recording.Commit]) -> Statement:
         return recording.commit(commits, owner=self._owner)
 
-    async def _answered_elsewhere(self, call: LiveCall) -> Finished:
-        """The answer of a call that is not ours in flight: a lost commit of ours, or another gateway's."""
+    async def _committed_elsewhere(self, call: LiveCall) -> Finished:
+        """Return the answer of a call that is not ours in flight.
+
+        Either our own commit went through and its reply was lost, or another gateway reclaimed the call.
+        """
         row = await self._store.run(lambda s: calls.get(s, call.id))
         if (finished := finished_of(row)) is None:
             raise EngineFailed(f"{call.id} was taken over by another gateway")
         return finished
 
-    async def _reload(self, state: LiveAttempt) -> None:
-        """Only with the commit lock: nothing is added here meanwhile."""
+    async def _reload(self, live: LiveAttempt) -> None:
+        """Read the record again. Hold the commit lock: nothing may be appended here at the same time."""
 
-        def read(session: Session) -> LiveAttempt:
-            nodes, rows = calls.nodes(session, state.attempt), calls.calls(session, state.attempt)
-            return restored(state.attempt, state.facts, nodes, rows)
+        def read(session: Session) -> tuple[Record, int]:
+            nodes, rows = calls.nodes(session, live.attempt), calls.calls(session, live.attempt)
+            return rebuild_record(nodes, rows), count_calls(rows)
 
-        state.know(await self._store.run(read))
+        live.adopt(*await self._store.run(read))
 
 
 def _new_rows(
-    state: LiveAttempt, prompt: Prompt, sampled: SampledAnswer, answer: Answer
+    record: Record, prompt: Prompt, sampled: SampledAnswer, answer: Answer
 ) -> tuple[list[calls.NewNode], calls.Outcome]:
-    """The new nodes of an answer and the call's outcome, from the tree as it is."""
-    placed, index = state.tree.place(prompt.base, prompt.suffix), state.tree.next_index
+    """Build the new nodes of an answer and its call's outcome, from the tree as it is."""
+    placed, index = record.tree.place(prompt.base, prompt.suffix), record.tree.next_index
     nodes: list[calls.NewNode] = []
     context = placed.point
     if len(placed.rest):
-        nodes.append(_new_node(state, index, context, NodeKind.CONTEXT, placed.rest.tobytes()))
+        parent, offset = (context.node, context.offset) if context else (None, 0)
+        position, ids = record.tree.depth(context), placed.rest.tobytes()
+        nodes.append(calls.NewNode(index, parent, offset, position, NodeKind.CONTEXT, ids))
         context, index = Point(index, len(placed.rest)), index + 1
     assert context is not None, "a prompt has at least one token"
     nodes.append(_sampled_node(index, context, prompt, sampled, answer))
@@ -219,19 +232,9 @@ def _outcome(context: Point, index: int, sampled: SampledAnswer, answer: Answer)
     )
 
 
-def _new_node(
-    state: LiveAttempt, index: int, parent: Point | None, kind: NodeKind, token_ids: bytes
-) -> calls.NewNode:
-    offset, position = parent.offset if parent else 0, state.tree.depth(parent)
-    return calls.NewNode(index, parent.node if parent else None, offset, position, kind, token_ids)
-
-
-def _shown(
-    state: LiveAttempt, nodes: list[calls.NewNode], outcome: calls.Outcome, answer: Answer
-) -> Finished:
-    """Let later calls see what was committed."""
+def _append_nodes(record: Record, nodes: Sequence[calls.NewNode], answer: Answer) -> None:
+    """Show committed nodes to later calls."""
     for new in nodes:
         parent = None if new.parent is None else Point(new.parent, new.parent_offset)
         node = Node(new.index, parent, new.position, new.kind, unpack_ids(new.token_ids))
-        state.remember(node, new.match_key, answer if new.kind == NodeKind.SAMPLED else None)
-    return Finished(answer, FinishReason(outcome.finish_reason), outcome.num_output_tokens)
+        record.append(node, new.match_key, answer if new.kind == NodeKind.SAMPLED else None)

@@ -1,8 +1,8 @@
 """The model's own chat template and tokenizer: conversations to token ids, sampled ids to text.
 
-A suffix is rendered by a bridge: a dummy conversation that ends in an assistant message with the same
-tool call ids, then the new messages. What the template puts after the stop token comes from the
-template, and the ids before it are those that were sampled.
+What follows a sampled answer is rendered as a bridge: a dummy conversation that ends in an assistant message
+with the same tool call ids, then the new messages. So the text after the stop token comes from the template,
+and the ids before it stay those that were sampled.
 """
 
 import hashlib
@@ -23,20 +23,21 @@ from gyre.trajectory.canonical import Message, Role, ToolCall, assistant
 from gyre.trajectory.strict_json import replace_lone_surrogates
 
 MARKER = "@gyre-bridge-3f1c@"
-"""Stands for a sampled answer in a bridge; found again in the rendered text."""
+"""Placeholder for a sampled answer in a bridge, to find its place in the rendered text."""
 PROBE_TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
 
 
 class Renderer:
-    """Pure but for reading the model's folder once; thread-safe."""
+    """Pure except for reading the model's folder once; thread-safe."""
 
     def __init__(self, model_path: Path) -> None:
-        """Raises BadInput when the folder has no tokenizer with a chat template."""
+        """Read the folder. Raises BadInput when it has no tokenizer with a chat template."""
         self._tokenizer = _load_tokenizer(model_path)
         if not self._tokenizer.chat_template:
             raise BadInput(f"model.path {model_path}: the tokenizer has no chat template")
         self.template_sha256 = hashlib.sha256(str(self._tokenizer.chat_template).encode()).hexdigest()
         self._late_system: Role = "system" if self._takes_late_system() else "user"
+        # The end of a turn is found with an encoder that does not cut at it yet.
         self._encoder = Encoder(self._tokenizer, None)
         self._end_text = self._end_of_turn()
         self._encoder = Encoder(self._tokenizer, self._end_text)
@@ -44,7 +45,7 @@ class Renderer:
         self._bridge_needs_tools = self._sees_tools_in_suffix()
 
     def full(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
-        """The whole prompt. Raises BadInput when the template refuses the conversation."""
+        """Render the whole prompt. Raises BadInput when the template refuses the conversation."""
         try:
             return self._render(messages, tools)
         except (TemplateError, TypeError, ValueError) as error:
@@ -53,9 +54,10 @@ class Renderer:
     def bridge(
         self, answer: Message, new: Sequence[Message], tools: Sequence[dict[str, Any]], *, stopped: bool
     ) -> str | None:
-        """What follows a sampled answer: turn end if it was not ``stopped``, new messages, generation prompt.
+        """Render what follows a sampled answer: new messages and generation prompt.
 
-        None if the template does not allow it; then the whole conversation is rendered.
+        The end of the turn comes first unless the answer ``stopped`` by itself. Returns None if the template
+        does not allow a bridge; then render the whole conversation.
         """
         if self._end_text is None:
             return None
@@ -69,20 +71,20 @@ class Renderer:
         return None if end < 0 else text[end + (len(self._end_text) if stopped else 0) :]
 
     def encode(self, text: str) -> Ids:
-        """The ids of a rendered text, shape (num_tokens,)."""
+        """Return the ids of a rendered text, shape (num_tokens,)."""
         return self._encoder.encode(text)
 
     def decode_answer(self, ids: Ids) -> str:
-        """The text of sampled ids without their stop token."""
+        """Return the text of sampled ids without their stop token."""
         kept = ids[:-1] if self.ends_turn(ids) else ids
         return self._tokenizer.decode(kept.tolist(), skip_special_tokens=False)
 
     def ends_turn(self, ids: Ids) -> bool:
-        """Whether the last id is a stop token."""
+        """Return whether the last id is a stop token."""
         return len(ids) > 0 and int(ids[-1]) in self.stop_ids
 
     def opens_thinking(self, prompt: str) -> bool:
-        """Whether the prompt ends inside a reasoning section that the template opened."""
+        """Return whether the prompt ends inside a reasoning section that the template opened."""
         return prompt.rstrip().endswith(OPEN_THINK)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
@@ -93,9 +95,9 @@ class Renderer:
         )
 
     def _takes_late_system(self) -> bool:
-        """Whether a system message may stand behind others, as harnesses have it.
+        """Return whether a system message may follow other messages, as harnesses send them.
 
-        Where a template refuses that (Qwen 3.5), all but the first are shown as the user's.
+        Where a template refuses that (Qwen 3.5), all system messages but the first become the user's.
         """
         self._late_system = "system"
         try:
@@ -105,7 +107,7 @@ class Renderer:
         return True
 
     def _end_of_turn(self) -> str | None:
-        """The special token that the template writes after an assistant's text; None if it writes none."""
+        """Return the special token that the template writes after an assistant's text, if it writes one."""
         turn = [Message("user", ("-",)), Message("assistant", (MARKER,)), Message("user", ("-",))]
         try:
             text = self.full(turn, ())
@@ -118,7 +120,7 @@ class Renderer:
         return self._tokenizer.decode(first.tolist(), skip_special_tokens=False) if special else None
 
     def _read_stop_ids(self, model_path: Path) -> tuple[int, ...]:
-        """generation_config's, the tokenizer's and the template's end tokens."""
+        """Return the end tokens of generation_config, of the tokenizer and of the template."""
         found: set[int] = set()
         config = model_path / "generation_config.json"
         if config.exists():
@@ -131,7 +133,7 @@ class Renderer:
         return tuple(sorted(found))
 
     def _sees_tools_in_suffix(self) -> bool:
-        """Whether tools change what follows an answer (some templates list them before the last turn)."""
+        """Return whether tools change a bridge: some templates list them before the last turn."""
         self._bridge_needs_tools = True
         answer, new = Message("assistant", (MARKER,)), [Message("user", ("-",))]
         listed = self.bridge(answer, new, [PROBE_TOOL], stopped=True)
@@ -139,8 +141,9 @@ class Renderer:
 
 
 def _load_tokenizer(model_path: Path) -> Any:
-    """A folder with tokenizer.json needs no model class, and so not the seconds that torch takes to load."""
+    """Load the folder's tokenizer. Raises BadInput where there is none."""
     try:
+        # Needs no model class, and so not the seconds that torch takes to load.
         if (model_path / "tokenizer.json").exists():
             return PreTrainedTokenizerFast.from_pretrained(str(model_path), local_files_only=True)
         from transformers import AutoTokenizer
@@ -162,7 +165,7 @@ def _for_template(message: Message) -> dict[str, Any]:
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    """Templates want arguments as an object where they are one."""
+    """Build a call with its arguments as an object if they are one: templates expect that."""
     try:
         arguments = replace_lone_surrogates(json.loads(call.arguments))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What each call is for: what its request shows, judged by the rules of the run's harness."""
+"""Decides what each call is for: collects the evidence in its request, applies the rules of the harness."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -9,7 +9,7 @@ from gyre.trajectory.canonical import CanonicalRequest
 
 
 def call_role(rules: Sequence[RoleRule], headers: Mapping[str, str], request: CanonicalRequest) -> Role:
-    """The role of a call. ``headers`` has lower-case names."""
+    """Return the role of a call. ``headers`` has lower-case names."""
     last = request.messages[-1]
     leading = takewhile(lambda message: message.role == "system", request.messages)
     evidence = Evidence(

@@ -1,11 +1,10 @@
-"""Short transactions in a thread pool, and the statements of every call in the event loop itself."""
+"""Access to Postgres, tolerant of outages: short transactions in threads, call statements in the loop."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -13,53 +12,56 @@ from sqlalchemy.orm import Session
 
 from db.direct import Direct, Statement
 from db.session import Database, transaction
-from gateway.clock import Clock
 
 T = TypeVar("T")
 AWAY = (OperationalError, InterfaceError)
-"""Postgres does not answer, or not now; every other failure is about what was asked of it."""
+"""Postgres does not answer, or not now; every other failure is about the statement itself."""
 GONE = ("08", "57P", "53300")
-"""SQLSTATEs, or their beginnings, of a Postgres that lets nobody in."""
+"""Prefixes of the SQLSTATEs of a Postgres that accepts no connections."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 2.0
 CLOSE_S = 5.0
-"""Seconds that a stopping gateway gives the statement under way."""
+"""Time that a stopping gateway gives the statement under way."""
 LEAST_TRY_S = 10.0
-"""Seconds that a try gets, however little of the hold is left: a new connection may need some."""
+"""Shortest time for one try, however little of the hold is left: a new connection may need some."""
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether Postgres cannot be reached; a deadlock, a timeout or a full disk is no such failure."""
+    """Return whether Postgres is unreachable; a deadlock, a timeout or a full disk does not count."""
     state: str | None = getattr(getattr(error, "orig", None), "sqlstate", None)
     return isinstance(error, AWAY) and (state is None or state.startswith(GONE))
 
 
 class Store:
-    """Runs functions of a session and single statements, again while Postgres is away, for ``hold_s``."""
+    """Runs transactions and single statements, and retries them for ``hold_s`` while Postgres is away."""
 
-    def __init__(
-        self, database: Database, *, hold_s: float, num_threads: int = 8, clock: Clock | None = None
-    ) -> None:
-        self._database, self._hold_s, self._clock = database, hold_s, clock or Clock()
+    def __init__(self, database: Database, *, hold_s: float, num_threads: int = 8) -> None:
+        self._database, self._hold_s = database, hold_s
         self._direct, self._one_by_one = Direct(database), asyncio.Lock()
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="store")
 
-    async def run(self, work: Callable[[Session], T], stage: str = "other rows") -> T:
-        """The result of ``work`` in one transaction, whose CPU time is counted as ``stage``.
+    async def run(self, work: Callable[[Session], T]) -> T:
+        """Return the result of ``work`` in one transaction, run in a thread.
 
-        A lost connection leaves open whether it committed, so ``work`` must bear being done twice.
+        A lost connection leaves open whether it committed, so ``work`` must tolerate being done twice.
         """
 
-        def once() -> T:
-            with self._clock.stage(stage), transaction(self._database) as session:
-                return work(session)
+        async def once(timeout_s: float) -> T:
+            # A thread that gets no answer is abandoned to its own timeout.
+            running = asyncio.get_running_loop().run_in_executor(self._threads, self.transact, work)
+            return await asyncio.wait_for(running, timeout_s)
 
-        return await self._until_done(partial(self._in_thread, once), lambda error: True)
+        return await self._retry(once, lambda error: True)
 
-    async def write(self, statement: Callable[[], Statement], stage: str) -> set[str]:
-        """The ids that one statement returns: it is a transaction by itself, in a single round trip.
+    def transact(self, work: Callable[[Session], T]) -> T:
+        """Return the result of ``work`` in one transaction, tried once in the calling thread."""
+        with transaction(self._database) as session:
+            return work(session)
 
-        One goes after the other, so that one server process does them all and has at hand what they need.
-        Tried again only while Postgres is away: what else went wrong may be the fault of one of its rows.
+    async def write(self, statement: Callable[[], Statement]) -> set[str]:
+        """Return the ids from one statement, which is a transaction by itself in a single round trip.
+
+        Statements run one at a time, so that one server process keeps its plan cache warm. A statement is
+        retried only while Postgres is away: any other failure may be the fault of one of its rows.
         """
 
         async def rows() -> list[tuple[Any, ...]]:
@@ -70,7 +72,8 @@ class Store:
             async with asyncio.timeout(timeout_s):
                 await self._one_by_one.acquire()
             try:
-                running = asyncio.create_task(self._clock.staged(stage, rows()))
+                # Not cancelled on a timeout: its connection is abandoned while the statement still runs.
+                running = asyncio.create_task(rows())
                 if not (await asyncio.wait({running}, timeout=deadline - time.monotonic()))[0]:
                     self._direct.abandon()
                     raise TimeoutError
@@ -78,27 +81,19 @@ class Store:
                 self._one_by_one.release()
             return {row[0] for row in running.result()}
 
-        return await self._until_done(once, is_away)
+        return await self._retry(once, is_away)
 
-    async def _until_done(
-        self, once: Callable[[float], Awaitable[T]], passing: Callable[[Exception], bool]
-    ) -> T:
-        """The result of ``once``, which is told how many seconds it has."""
+    async def _retry(self, once: Callable[[float], Awaitable[T]], may_pass: Callable[[Exception], bool]) -> T:
+        """Return the result of ``once``, whose argument is the time for this try, in seconds."""
         deadline, delay = time.monotonic() + self._hold_s, FIRST_RETRY_S
         while True:
             try:
-                return await _answered(once(max(deadline - time.monotonic(), LEAST_TRY_S)))
+                return await _timeout_as_away(once(max(deadline - time.monotonic(), LEAST_TRY_S)))
             except AWAY as error:
-                if not passing(error) or time.monotonic() + delay > deadline:
+                if not may_pass(error) or time.monotonic() + delay > deadline:
                     raise
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_S)
-
-    async def _in_thread(self, work: Callable[[], T], timeout_s: float) -> T:
-        """One try; a thread that gets no answer is left to its own end."""
-        return await asyncio.wait_for(
-            asyncio.get_running_loop().run_in_executor(self._threads, work), timeout_s
-        )
 
     async def idle(self) -> None:
         """Return when the statement under way is done, or has had its time."""
@@ -112,8 +107,8 @@ class Store:
         self._direct.close()
 
 
-async def _answered(work: Awaitable[T]) -> T:
-    """Raises OperationalError when the server is silent for too long."""
+async def _timeout_as_away(work: Awaitable[T]) -> T:
+    """Raise OperationalError in place of TimeoutError: a server that is silent for too long is away."""
     try:
         return await work
     except TimeoutError as error:

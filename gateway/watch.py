@@ -1,7 +1,7 @@
-"""Says aloud when answers look as if their tool calls were not read.
+"""Warns when tool calls do not parse.
 
-Training would work without them, and teach nothing about tools; so this is counted where health is asked
-for, and logged, at most once a minute.
+Training would go on without them, and teach nothing about tools. So they are counted in ``/health`` and
+logged, at most once per minute.
 """
 
 import logging
@@ -13,12 +13,12 @@ from gyre.trajectory.answers import Answer
 
 log = logging.getLogger(__name__)
 MANY_ANSWERS = 50
-"""So many answers that could call a tool, and none that did: the policy or its reading is broken."""
+"""After this many answers in a row that could call a tool and did not, the policy or the parser is broken."""
 LOG_EVERY_S = 60.0
 
 
 class CallWatch:
-    """Counts tool calls, answers that could have made one, and markup that was no call."""
+    """Counts tool calls, answers that could have made one, and markup that did not parse as a call."""
 
     def __init__(self, counts: Counter[str], now: Callable[[], float] = time.monotonic) -> None:
         self._counts, self._now = counts, now
@@ -28,13 +28,13 @@ class CallWatch:
 
     @property
     def alarms(self) -> list[str]:
-        """What is wrong at the moment, in sentences."""
+        """One sentence per current problem."""
         if self._num_without < MANY_ANSWERS:
             return []
         return [f"no tool call in the last {self._num_without} answers that were offered tools"]
 
     def note(self, answer: Answer, *, offered: bool) -> None:
-        """Take account of an answer; ``offered``: its request had tools."""
+        """Count an answer; ``offered``: its request had tools."""
         self._counts["tool_calls"] += len(answer.tool_calls)
         self._counts["malformed_tool_calls"] += answer.num_malformed
         self._counts["answers_offered_tools"] += offered
@@ -45,9 +45,9 @@ class CallWatch:
     def _log(self) -> None:
         if self._now() - self._logged_at < LOG_EVERY_S:
             return
-        told = self.alarms
+        warnings = self.alarms
         if self._num_malformed:
-            told.append(f"{self._num_malformed} tool calls could not be read since the last such line")
-        if told:
-            log.warning("%s", "; ".join(told))
+            warnings.append(f"{self._num_malformed} tool calls could not be read since the last such line")
+        if warnings:
+            log.warning("%s", "; ".join(warnings))
             self._num_malformed, self._logged_at = 0, self._now()

@@ -6,7 +6,6 @@ import pytest
 
 from db.models import CellRow, RunRow
 from db.session import Database, transaction
-from gateway.clock import Clock
 from gateway.engines import Engines, SampledAnswer
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
@@ -24,9 +23,8 @@ def test_streamed_and_plain_answers_are_the_same(database: Database, engine_url:
     params = SamplingParams(max_new_tokens=40, sampling_seed=7)
 
     async def ask() -> tuple[SampledAnswer, SampledAnswer]:
-        clock = Clock()
         store = Store(database, hold_s=30)
-        engines = Engines(RunId("r"), store, clock, hold_s=30, read_timeout_s=60)
+        engines = Engines(RunId("r"), store, hold_s=30, read_timeout_s=60)
         prompt = as_ids([3, 1, 4, 1, 5])
         try:
             plain = await engines.sample("plain", prompt, params, "a")

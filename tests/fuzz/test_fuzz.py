@@ -198,7 +198,7 @@ def readable_again(world: World) -> int:
     """Load every attempt as a restarted gateway would; return the number of tree nodes."""
     with transaction(world.database) as session:
         names = session.scalars(select(ModelCallRow.attempt_id).distinct()).all()
-        return sum(len(load_attempt(session, AttemptId(name)).tree) for name in names)
+        return sum(len(load_attempt(session, AttemptId(name)).record.tree) for name in names)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

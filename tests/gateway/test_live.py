@@ -1,4 +1,4 @@
-"""Live streaming: text comes while it is sampled, calls after the commit, and the record is the same."""
+"""Live streaming sends text while it is sampled and calls after the commit, and records the same."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ BEGUN = {
     "responses": b"output_text.delta",
     "google": b'"text":"L',
 }
-"""What the first piece of text has; in how many pieces it comes, nobody knows."""
+"""Part of the first text event. How the text is split into events is a matter of timing."""
 
 
 def set_live(world: World, live: bool) -> None:
@@ -75,9 +75,10 @@ def test_clients_read_live_streams(live: World, engine: ScriptedEngine, dialect:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a15_live_streamed_and_whole_leave_equal_records(
+def test_live_streamed_and_whole_leave_equal_records(
     world: World, engine: ScriptedEngine, dialect: str
 ) -> None:
+    """Reported elsewhere: streamed calls had no token ids."""
     engine.script = lambda request, prompt: LONG
     for live, stream in ((True, True), (False, True), (False, False)):
         set_live(world, live)
@@ -101,8 +102,8 @@ def test_a15_live_streamed_and_whole_leave_equal_records(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_live_and_committed_streams_say_the_same(world: World, engine: ScriptedEngine, dialect: str) -> None:
-    """Reasoning, text, calls, reason and usage, as the vendor's client reads them."""
+def test_live_and_committed_streams_read_the_same(world: World, engine: ScriptedEngine, dialect: str) -> None:
+    """The vendor's client reads equal reasoning, text, calls, finish reason and usage."""
     engine.script = lambda request, prompt: LONG
     heard: list[Said] = []
     for live in (True, False):
@@ -114,8 +115,8 @@ def test_live_and_committed_streams_say_the_same(world: World, engine: ScriptedE
     assert min(heard[0].usage) > 0
 
 
-def test_a_stream_that_breaks_or_is_moved_goes_on_where_it_was(live: World, engine: ScriptedEngine) -> None:
-    """Nothing that was told is sampled again, and the client only waits."""
+def test_a_stream_that_breaks_or_moves_continues_where_it_was(live: World, engine: ScriptedEngine) -> None:
+    """Tokens that were sent are not sampled again, and the client only waits."""
     parts = [
         Part("one two three", cut_after=4, version=1),
         Part(status=503),
@@ -132,7 +133,7 @@ def test_a_stream_that_breaks_or_is_moved_goes_on_where_it_was(live: World, engi
 
 
 def shorter(count: int) -> bytes:
-    """An event that goes back to one other token."""
+    """Build an event that replaces all tokens by ``count`` others."""
     meta = {
         "id": "-",
         "finish_reason": None,
@@ -155,8 +156,8 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("cut_by", BREAKS.values(), ids=BREAKS)
-def test_an_event_that_says_no_more_is_a_break(live: World, engine: ScriptedEngine, cut_by: bytes) -> None:
-    """What was told before it stays said; only what is left is sampled again."""
+def test_an_event_without_progress_is_a_break(live: World, engine: ScriptedEngine, cut_by: bytes) -> None:
+    """The tokens before it stay; only the rest is sampled again."""
     parts = [Part("one two three", cut_after=8, cut_by=cut_by, version=1), Part("three", version=1)]
     engine.script = lambda request, prompt: parts[len(engine.requests) - 1]
     with talking("anthropic", live.url, live.token) as talk:
@@ -177,13 +178,14 @@ def test_a_stream_never_contradicts_itself(dialect: Dialect) -> None:
     assert b"one" not in stream.live("", "one two three")
 
 
-def is_left(world: World) -> bool:
-    """Whether nobody waits for the attempt's only call any more."""
-    (state,) = (task.result() for task in world.apps[0].service._states._reads.values())
-    return not any(call.connected for calls in state.live.values() for call in calls)
+def is_abandoned(world: World) -> bool:
+    """Return whether no client waits for any call of the attempt."""
+    live = world.apps[0].service.attempts.get(world.attempt)
+    assert live is not None
+    return not any(call.connected for calls in live.open_calls.values() for call in calls)
 
 
-def test_a_live_stream_that_was_left_is_replayed_whole(live: World, engine: ScriptedEngine) -> None:
+def test_an_abandoned_live_stream_is_replayed_in_full(live: World, engine: ScriptedEngine) -> None:
     engine.script = lambda request, prompt: CALL
     engine.tail.clear()
     path, body = request_in("anthropic", "go", max_tokens=300, stream=True)
@@ -191,8 +193,8 @@ def test_a_live_stream_that_was_left_is_replayed_whole(live: World, engine: Scri
         for piece in response.iter_bytes():
             if b"text_delta" in piece:
                 break
-    # What is written before the gateway notices that the client is gone counts as delivered.
-    wait_until(lambda: is_left(live))
+    # Until the gateway notices that the client left, what it writes counts as delivered.
+    wait_until(lambda: is_abandoned(live))
     engine.tail.set()
     wait_until(lambda: live.calls()[0].status == "committed")
     replayed = httpx.post(f"{live.url}/t/{live.token}{path}", json=body | {"stream": False}).json()
