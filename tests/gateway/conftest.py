@@ -66,6 +66,7 @@ def engine(tokenizer: PreTrainedTokenizerFast) -> Iterator[ScriptedEngine]:
 
 @contextmanager
 def serving_engine(scripted: ScriptedEngine) -> Iterator[None]:
+    """Serve the engine until the block ends, on a free port that its ``url`` names."""
     listening = socket.create_server(("127.0.0.1", 0))
     scripted.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     host = uvicorn.Server(uvicorn.Config(engine_app(scripted), log_level="warning", lifespan="off"))
@@ -75,7 +76,7 @@ def serving_engine(scripted: ScriptedEngine) -> Iterator[None]:
 
 @dataclass
 class World:
-    """The rows of one run and ways to look at them."""
+    """One run with an open attempt, and ways to read its rows."""
 
     database: Database
     dsn: str
@@ -106,6 +107,7 @@ class World:
         )
 
     def read(self, query: Callable[[Session], Any]) -> Any:
+        """Return the result of a query in a transaction of its own."""
         with transaction(self.database) as session:
             return query(session)
 
@@ -116,6 +118,7 @@ class World:
         return list(self.read(lambda s: calls.nodes(s, self.attempt)))
 
     def leaves(self) -> list[TreeNodeRow]:
+        """Return the nodes from whose end no other node continues."""
         nodes = self.nodes()
         ends = {(n.parent_id, n.parent_offset) for n in nodes}
         return [n for n in nodes if (n.id, n.num_tokens) not in ends]
@@ -135,6 +138,7 @@ def world(
 
 
 def add_run(session: Session, model_dir: Path, engine_url: str, harness: str = "tiny", **limits: int) -> None:
+    """Add run ``r`` with one cell and one execution without an attempt."""
     resolved = {
         "harness": {"name": harness},
         "model": {"path": str(model_dir), "context_tokens": 200_000},
@@ -159,6 +163,7 @@ def add_run(session: Session, model_dir: Path, engine_url: str, harness: str = "
 
 @contextmanager
 def gateway_thread(world: World) -> Iterator[None]:
+    """Run a gateway in this process until the block ends; its application is the last of ``world.apps``."""
     boot = world.boot()
     ready: list[uvicorn.Server] = []
 
@@ -168,8 +173,8 @@ def gateway_thread(world: World) -> Iterator[None]:
             ready.append(server(app))
             await ready[0].serve(sockets=listening_sockets(boot))
 
-    class Late:
-        """The server exists only once the application does."""
+    class LateServer:
+        """A server that exists only once the application does."""
 
         @property
         def started(self) -> bool:
@@ -183,13 +188,13 @@ def gateway_thread(world: World) -> Iterator[None]:
         def should_exit(self, value: bool) -> None:
             ready[0].should_exit = value
 
-    with Serving(Late(), lambda: asyncio.run(run())):  # type: ignore[arg-type]
+    with Serving(LateServer(), lambda: asyncio.run(run())):  # type: ignore[arg-type]
         yield
 
 
 @contextmanager
 def gateway_process(world: World) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m gateway``; killed if it still runs at the end."""
+    """Run ``python -m gateway``, and kill it at the end if it still runs."""
     path = world.folder / "gateway.json"
     path.write_text(world.boot().model_dump_json())
     process = subprocess.Popen([sys.executable, "-m", "gateway", "--boot", str(path)], cwd=os.getcwd())
@@ -209,7 +214,7 @@ def _answers(url: str) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait up to a minute for a condition that other threads or processes bring about."""
+    """Wait up to a minute for a condition that other threads or processes fulfil."""
     deadline = time.monotonic() + 60
     while not condition():
         assert process is None or process.poll() is None, "the process ended"
@@ -232,15 +237,15 @@ def http(gateway: World) -> Iterator[httpx.Client]:
 
 
 def sse_events(text: str) -> list[dict[str, Any]]:
-    """The JSON documents of a stream."""
+    """Return the JSON documents of a stream."""
     lines = (line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: "))
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def lose_every_other_answer(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The first of two statements of a call is committed, and its connection lost before that is heard.
+    """Commit every other statement but lose its connection before the gateway reads the reply.
 
-    Returns what becomes of them: "lost" or "heard".
+    Returns a list that grows with each statement: "lost" or "heard".
     """
     execute, heard = psycopg.AsyncConnection.execute, list[str]()
 

@@ -1,4 +1,4 @@
-"""An engine that says what a script says: the /generate protocol with made-up log-probabilities."""
+"""An engine that answers from a script: the /generate protocol with made-up log-probabilities."""
 
 import asyncio
 import json
@@ -18,9 +18,10 @@ from gyre.contracts.engine import GenerateRequest
 
 @dataclass(frozen=True)
 class Part:
-    """What one request gets: text or ids, and how it ends. A text that stops gets the stop token.
+    """The answer to one request: text or ids, and how it ends. A text that stops gets the stop token.
 
-    A stream breaks after ``cut_after`` tokens: the connection, or with an event of these bytes.
+    With ``cut_after``, a stream breaks after that many tokens: by an event of the bytes ``cut_by``, or by
+    closing the connection if there are none.
     """
 
     text: str = ""
@@ -35,16 +36,16 @@ class Part:
 
 @dataclass
 class ScriptedEngine:
-    """``script`` gets the request and the text of its prompt.
+    """An engine whose ``script`` maps a request and the text of its prompt to the answer.
 
-    While unset, ``gate`` holds answers back, and ``tail`` the last event of a stream.
+    While unset, ``gate`` holds back answers, and ``tail`` the last event of each stream.
     """
 
     tokenizer: PreTrainedTokenizerFast
     script: Callable[[GenerateRequest, str], str | Part] = lambda request, prompt: "done"
     requests: list[GenerateRequest] = field(default_factory=list)
     left: list[GenerateRequest] = field(default_factory=list)
-    """Those whose client went while they were held back."""
+    """Requests whose client left while they were held back."""
     gate: threading.Event = field(default_factory=threading.Event)
     tail: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -61,8 +62,8 @@ class ScriptedEngine:
             if await http.is_disconnected():
                 self.left.append(request)
                 return Response()
-        said = self.script(request, self.tokenizer.decode(request.input_ids))
-        part = Part(said) if isinstance(said, str) else said
+        answer = self.script(request, self.tokenizer.decode(request.input_ids))
+        part = Part(answer) if isinstance(answer, str) else answer
         if part.status != 200:
             return JSONResponse({"error": {"message": part.message}}, status_code=part.status)
         if request.stream:
@@ -70,7 +71,7 @@ class ScriptedEngine:
         return JSONResponse(self._answer(request, part))
 
     async def _events(self, answer: dict[str, Any], part: Part) -> AsyncIterator[bytes]:
-        """The answer token by token, each event with all before it."""
+        """Yield the answer token by token; each event repeats all tokens before it."""
         meta = answer["meta_info"]
         for count in range(1, meta["completion_tokens"] + 1):
             if part.cut_after == count - 1:
@@ -115,7 +116,7 @@ class ScriptedEngine:
 
 
 class Serving:
-    """A uvicorn server in a thread, on a free port of its own or on given sockets."""
+    """Runs a uvicorn server in a thread until the block ends."""
 
     def __init__(self, server: uvicorn.Server, run: Callable[[], Any]) -> None:
         self._server = server

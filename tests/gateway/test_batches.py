@@ -1,4 +1,4 @@
-"""Calls that are written together: one's trouble is not the others'."""
+"""Batched writes: a member that fails does not affect the others."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from db.direct import Statement
 from db.models import ExecutionRow, ModelCallRow
 from db.session import transaction
 from gateway.batches import Batches
-from gateway.live_attempt import LiveAttempt, load_attempt
+from gateway.live_attempt import load_attempt
 from gateway.recorder import Recorder
 from gateway.store import Store
 from gyre.contracts.engine import SamplingParams
@@ -48,12 +48,12 @@ def store(world: World) -> Iterator[Store]:
     made.close()
 
 
-def begun(attempt: AttemptId, index: int = 0) -> recording.Begin:
+def begin_of(attempt: AttemptId, index: int = 0) -> recording.Begin:
     return recording.Begin(attempt, index, NEW, {"sampling_seed": (1 << 63) - 1})
 
 
-def ended(attempt: AttemptId, index: int = 0) -> recording.Commit:
-    """A call whose context is three tokens long and whose answer is two."""
+def commit_of(attempt: AttemptId, index: int = 0) -> recording.Commit:
+    """Return the commit of a call with three context tokens and an answer of two."""
     ids = as_ids([1, 2, 3]).tobytes()
     context = calls.NewNode(0, None, 0, 0, NodeKind.CONTEXT, ids)
     sampled = calls.NewNode(
@@ -64,7 +64,7 @@ def ended(attempt: AttemptId, index: int = 0) -> recording.Commit:
 
 
 def execute(connection: Connection, statement: Statement) -> set[str]:
-    """Whose rows it wrote."""
+    """Return the calls whose rows the statement wrote."""
     return {row[0] for row in connection.exec_driver_sql(statement.sql, statement.values)}
 
 
@@ -72,16 +72,16 @@ def rows(world: World) -> dict[str, ModelCallRow]:
     return {row.attempt_id: row for row in world.read(lambda s: list(s.query(ModelCallRow)))}
 
 
-def test_what_is_written_together_is_what_is_written_apart(world: World, many: list[AttemptId]) -> None:
-    """Row for row and column for column, times apart."""
-    together, apart = many[0], many[1]
-    done = ended(apart)
+def test_batched_and_single_writes_leave_equal_rows(world: World, many: list[AttemptId]) -> None:
+    """They are equal in every column except times."""
+    together, alone = many[0], many[1]
+    committed = commit_of(alone)
     with world.database.begin() as connection:
-        execute(connection, recording.begin([begun(together)], owner=OWNER, ttl_s=30))
-        execute(connection, recording.commit([ended(together)], owner=OWNER))
+        execute(connection, recording.begin([begin_of(together)], owner=OWNER, ttl_s=30))
+        execute(connection, recording.commit([commit_of(together)], owner=OWNER))
     with transaction(world.database) as session:
-        calls.begin(session, apart, NEW, lambda index: begun(apart).sampling, owner=OWNER, ttl_s=30)
-        assert calls.commit(session, done.call, apart, OWNER, done.nodes, done.outcome)
+        calls.begin(session, alone, NEW, lambda index: begin_of(alone).sampling, owner=OWNER, ttl_s=30)
+        assert calls.commit(session, committed.call, alone, OWNER, committed.nodes, committed.outcome)
 
     def plain(row: object, attempt: AttemptId) -> dict:
         shown = {name: value for name, value in vars(row).items() if not name.startswith("_")}
@@ -92,29 +92,31 @@ def test_what_is_written_together_is_what_is_written_apart(world: World, many: l
         found = [*calls.calls(session, attempt), *calls.nodes(session, attempt)]
         return [plain(row, attempt) for row in found]
 
-    assert world.read(lambda s: all_rows(s, together)) == world.read(lambda s: all_rows(s, apart))
+    assert world.read(lambda s: all_rows(s, together)) == world.read(lambda s: all_rows(s, alone))
     assert len(world.read(lambda s: all_rows(s, together))) == 3
 
 
-def test_a_sealed_member_is_left_out(world: World, many: list[AttemptId]) -> None:
+def test_a_sealed_member_is_skipped(world: World, many: list[AttemptId]) -> None:
     with world.database.begin() as connection:
-        execute(connection, recording.begin([begun(each) for each in many], owner=OWNER, ttl_s=30))
+        execute(connection, recording.begin([begin_of(each) for each in many], owner=OWNER, ttl_s=30))
     with transaction(world.database) as session:
         attempts.seal(session, many[1], EndReason.EXITED)
     with world.database.begin() as connection:
-        written = execute(connection, recording.commit([ended(each) for each in many], owner=OWNER))
+        written = execute(connection, recording.commit([commit_of(each) for each in many], owner=OWNER))
     assert written == {call_id(each, 0) for each in many if each != many[1]}
     assert [rows(world)[each].status for each in many] == ["committed", "failed", "committed", "committed"]
     with world.database.begin() as connection:
         assert execute(
-            connection, recording.begin([begun(each, 1) for each in many[:2]], owner=OWNER, ttl_s=30)
+            connection, recording.begin([begin_of(each, 1) for each in many[:2]], owner=OWNER, ttl_s=30)
         ) == {call_id(many[0], 1)}
 
 
 def test_a_locked_member_is_not_waited_for(world: World, many: list[AttemptId]) -> None:
     with transaction(world.database) as sealing, world.database.begin() as connection:
         attempts.seal(sealing, many[0], EndReason.EXITED)
-        written = execute(connection, recording.begin([begun(each) for each in many], owner=OWNER, ttl_s=30))
+        written = execute(
+            connection, recording.begin([begin_of(each) for each in many], owner=OWNER, ttl_s=30)
+        )
     assert written == {call_id(each, 0) for each in many[1:]}
 
 
@@ -132,20 +134,22 @@ HOLDERS: dict[str, Callable[[Session], object]] = {
 def test_a_held_execution_or_run_is_not_waited_for(
     world: World, many: list[AttemptId], holder: Callable[[Session], object]
 ) -> None:
-    """A call's foreign keys want a share of these rows' keys, which nobody who works on them denies."""
+    """A call's foreign keys need shared locks on these rows' keys, and no writer of the rows refuses them."""
     with transaction(world.database) as holding, world.database.begin() as connection:
         holder(holding)
         holding.flush()
         connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
-        written = execute(connection, recording.begin([begun(each) for each in many], owner=OWNER, ttl_s=30))
+        written = execute(
+            connection, recording.begin([begin_of(each) for each in many], owner=OWNER, ttl_s=30)
+        )
     assert written == {call_id(each, 0) for each in many}
 
 
 def test_a_call_of_another_gateway_is_left_alone(world: World, many: list[AttemptId]) -> None:
     with world.database.begin() as connection:
-        execute(connection, recording.begin([begun(many[0])], owner="there:1/other", ttl_s=30))
-        assert execute(connection, recording.commit([ended(many[0])], owner=OWNER)) == set()
-        assert execute(connection, recording.begin([begun(many[0])], owner=OWNER, ttl_s=30)) == set()
+        execute(connection, recording.begin([begin_of(many[0])], owner="there:1/other", ttl_s=30))
+        assert execute(connection, recording.commit([commit_of(many[0])], owner=OWNER)) == set()
+        assert execute(connection, recording.begin([begin_of(many[0])], owner=OWNER, ttl_s=30)) == set()
     assert rows(world)[many[0]].lease_owner == "there:1/other"
 
 
@@ -154,14 +158,14 @@ def sampling(index: int) -> SamplingParams:
 
 
 def test_one_fenced_begin_fails_alone(world: World, many: list[AttemptId], store: Store) -> None:
-    """Four calls begin at once, one of a sealed attempt: three are recorded, one is Fenced."""
+    """Of four calls that begin at once, three are recorded and the one of a sealed attempt is Fenced."""
     with transaction(world.database) as session:
-        states = [load_attempt(session, each) for each in many]
+        attempts_live = [load_attempt(session, each) for each in many]
     with transaction(world.database) as session:
         attempts.seal(session, many[2], EndReason.EXITED)
 
     async def begin_all(recorder: Recorder) -> list[int | BaseException]:
-        begins = (recorder.begin(state, state.take_index(), NEW, sampling) for state in states)
+        begins = (recorder.begin(live, live.take_index(), NEW, sampling) for live in attempts_live)
         return await asyncio.gather(*begins, return_exceptions=True)
 
     first, second, fenced, last = asyncio.run(begin_all(Recorder(store, "here:1")))
@@ -170,35 +174,35 @@ def test_one_fenced_begin_fails_alone(world: World, many: list[AttemptId], store
     assert set(rows(world)) == {many[0], many[1], many[3]}
 
 
-def test_calls_of_one_attempt_at_once_get_indexes_of_their_own(world: World, store: Store) -> None:
+def test_concurrent_calls_of_one_attempt_get_distinct_indexes(world: World, store: Store) -> None:
     with transaction(world.database) as session:
-        state: LiveAttempt = load_attempt(session, world.attempt)
+        live = load_attempt(session, world.attempt)
 
     async def begin_all(recorder: Recorder) -> list[int]:
         return await asyncio.gather(
-            *(recorder.begin(state, state.take_index(), NEW, sampling) for _ in range(5))
+            *(recorder.begin(live, live.take_index(), NEW, sampling) for _ in range(5))
         )
 
     assert sorted(asyncio.run(begin_all(Recorder(store, "here:1")))) == list(range(5))
     assert [call.sampling["sampling_seed"] for call in world.calls()] == list(range(5))
 
 
-def test_a_faulty_member_is_tried_apart(world: World, many: list[AttemptId], store: Store) -> None:
-    """A text that Postgres refuses: its statement writes nothing, and nobody else is told its error."""
-    bad = replace(begun(many[0]), new=replace(NEW, role="\0"))
+def test_a_faulty_member_is_left_to_a_single_write(world: World, many: list[AttemptId], store: Store) -> None:
+    """With a text that Postgres refuses, the statement writes nothing, and no other call sees its error."""
+    bad = replace(begin_of(many[0]), new=replace(NEW, role="\0"))
 
     async def put(items: list[recording.Begin]) -> list[bool]:
         batches = Batches[recording.Begin](store, partial(recording.begin, owner=OWNER, ttl_s=30), "begin")
         return await asyncio.gather(*(batches.put(item) for item in items))
 
-    assert asyncio.run(put([bad, begun(many[1])])) == [False, False]
-    assert asyncio.run(put([begun(many[1])])) == [True]
+    assert asyncio.run(put([bad, begin_of(many[1])])) == [False, False]
+    assert asyncio.run(put([begin_of(many[1])])) == [True]
 
 
 def test_a_deadlock_is_not_postgres_away(
     world: World, many: list[AttemptId], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Held up by it is one member, tried apart; the others neither wait nor fail, and the log says so."""
+    """A deadlock is not retried as an outage: all members are left to single writes, and the log says so."""
     tries: list[int] = []
 
     def write(begins: Sequence[recording.Begin]) -> Statement:
@@ -207,7 +211,7 @@ def test_a_deadlock_is_not_postgres_away(
 
     async def put(store: Store) -> list[bool]:
         batches = Batches[recording.Begin](store, write, "begin")
-        return await asyncio.gather(*(batches.put(begun(each)) for each in many))
+        return await asyncio.gather(*(batches.put(begin_of(each)) for each in many))
 
     store = Store(world.database, hold_s=2)
     assert asyncio.run(put(store)) == [False] * 4
@@ -216,7 +220,7 @@ def test_a_deadlock_is_not_postgres_away(
     store.close()
 
 
-def test_what_waits_goes_together(world: World, many: list[AttemptId], store: Store) -> None:
+def test_waiting_items_share_one_statement(world: World, many: list[AttemptId], store: Store) -> None:
     sizes: list[int] = []
 
     def write(begins: Sequence[recording.Begin]) -> Statement:
@@ -225,19 +229,19 @@ def test_what_waits_goes_together(world: World, many: list[AttemptId], store: St
 
     async def put() -> list[bool]:
         batches = Batches[recording.Begin](store, write, "begin")
-        return await asyncio.gather(*(batches.put(begun(each)) for each in many))
+        return await asyncio.gather(*(batches.put(begin_of(each)) for each in many))
 
     assert asyncio.run(put()) == [True] * 4
     assert sizes == [4]
 
 
-def test_postgres_away_for_too_long_is_told_to_all(world: World, many: list[AttemptId]) -> None:
+def test_postgres_away_for_too_long_fails_all_members(world: World, many: list[AttemptId]) -> None:
     store = Store(create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing"), hold_s=0.2)
 
     async def put() -> list[object]:
         write = partial(recording.begin, owner=OWNER, ttl_s=30)
         batches = Batches[recording.Begin](store, write, "begin")
-        return await asyncio.gather(*(batches.put(begun(each)) for each in many), return_exceptions=True)
+        return await asyncio.gather(*(batches.put(begin_of(each)) for each in many), return_exceptions=True)
 
     assert all(isinstance(each, OperationalError) for each in asyncio.run(put()))
     assert world.read(lambda s: s.scalar(text("SELECT count(*) FROM model_call"))) == 0

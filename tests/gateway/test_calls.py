@@ -1,4 +1,4 @@
-"""Commit before content, limits, errors, crash of the gateway."""
+"""The call path over the wire: commit before content, limits, errors, crash of the gateway."""
 
 import hashlib
 import json
@@ -34,16 +34,17 @@ def chat(*texts: str, **more: object) -> dict:
 
 
 def by_seed(request: GenerateRequest, prompt: str) -> str:
-    """Twins differ, a repeated call does not."""
+    """Answer with the seed: siblings differ, a repeated call does not."""
     return f"answer {request.sampling_params.sampling_seed % 100_000}"
 
 
 def said(response: httpx.Response) -> str:
+    """Return the text of an OpenAI answer."""
     return response.json()["choices"][0]["message"]["content"]
 
 
 def abandon(world: World, body: dict, path: str = CHAT) -> None:
-    """Send a request and go away while it is in flight."""
+    """Send a request and disconnect while it is in flight."""
     raw = json.dumps(body).encode()
     known = len(world.calls())
     with socket.create_connection(("127.0.0.1", world.port)) as connection:
@@ -52,7 +53,9 @@ def abandon(world: World, body: dict, path: str = CHAT) -> None:
         wait_until(lambda: len(world.calls()) > known)
 
 
-def test_record_is_what_the_engine_said(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+def test_record_is_what_the_engine_returned(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine
+) -> None:
     engine.script = lambda request, prompt: Part("hello", version=3)
     http.post(CHAT, json=chat("hi", temperature=0.1, max_tokens=77, stream=False)).raise_for_status()
     (call,), (context, sampled) = gateway.calls(), gateway.nodes()
@@ -78,9 +81,10 @@ def test_greedy_groups_sample_at_temperature_0(world: World, engine: ScriptedEng
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a15_stream_and_whole_leave_equal_records(
+def test_stream_and_whole_leave_equal_records(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str
 ) -> None:
+    """Reported elsewhere: calls with ``stream=true`` had no token ids."""
     for stream in (False, True):
         path, body = request_in(dialect, "hi", max_tokens=50, stream=stream)
         http.post(path, json=body).raise_for_status()
@@ -91,32 +95,35 @@ def test_a15_stream_and_whole_leave_equal_records(
 
 
 def test_content_comes_after_the_commit(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
-    """The start event and pings come while the engine samples; no block before the record."""
-    gateway_calls: list[str] = []
+    """The start event and pings come while the engine samples; blocks come only after the commit."""
+    statuses: list[str] = []
     engine.gate.clear()
     with http.stream("POST", MESSAGES, json=chat("hi", max_tokens=50, stream=True)) as response:
         for line in response.iter_lines():
             if line.startswith("event: message_start"):
                 engine.gate.set()
             if line.startswith("event: content_block_start"):
-                gateway_calls.append(gateway.calls()[0].status)
-    assert gateway_calls == ["committed"]
+                statuses.append(gateway.calls()[0].status)
+    assert statuses == ["committed"]
 
 
-def test_a12_first_event_has_the_right_usage(http: httpx.Client, engine: ScriptedEngine) -> None:
+def test_first_event_has_the_right_usage(http: httpx.Client, engine: ScriptedEngine) -> None:
+    """Reported elsewhere: ``message_start`` said 0 input tokens, which broke context tracking."""
     response = http.post(MESSAGES, json=chat("hi", max_tokens=50, stream=True))
     start = sse_events(response.text)[0]
     assert start["message"]["usage"]["input_tokens"] == len(engine.requests[0].input_ids)
 
 
-def test_a13_count_tokens_makes_no_node(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+def test_count_tokens_makes_no_node(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    """Reported elsewhere: ``count_tokens`` was not served. It must not leave a trace in the training data."""
     counted = http.post(f"{MESSAGES}/count_tokens", json=chat("how long?")).json()
     assert gateway.calls() == gateway.nodes() == []
     http.post(MESSAGES, json=chat("how long?", max_tokens=9)).raise_for_status()
     assert counted == {"input_tokens": len(engine.requests[0].input_ids)}
 
 
-def test_b3_failed_calls_leave_no_node(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+def test_failed_calls_leave_no_node(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    """Reported elsewhere: a rejected request changed the path that later requests saw."""
     engine.script = lambda request, prompt: Part(status=400, message="input does not fit")
     assert http.post(CHAT, json=chat("hi")).status_code == 400
     (call,) = gateway.calls()
@@ -127,9 +134,8 @@ def test_b3_failed_calls_leave_no_node(http: httpx.Client, gateway: World, engin
     assert [c.status for c in gateway.calls()] == ["failed", "committed"]
 
 
-def test_e18_engine_failures_are_ridden_out_with_the_same_seed(
-    http: httpx.Client, engine: ScriptedEngine
-) -> None:
+def test_engine_failures_are_retried_with_the_same_seed(http: httpx.Client, engine: ScriptedEngine) -> None:
+    """Reported elsewhere: an engine that failed during a call lost it."""
     engine.script = lambda r, p: Part(status=500) if len(engine.requests) < 3 else "at last"
     assert said(http.post(CHAT, json=chat("hi"))) == "at last"
     assert len({r.sampling_params.sampling_seed for r in engine.requests}) == 1
@@ -188,7 +194,7 @@ def test_token_as_x_api_key_and_in_the_url(gateway: World) -> None:
     assert httpx.head(f"{gateway.url}/t/{gateway.token}/api/hello").status_code == 200
 
 
-def test_google_keys_are_tokens_and_get_googles_words(gateway: World) -> None:
+def test_google_keys_are_tokens_and_get_googles_shapes(gateway: World) -> None:
     for address in (f"/v1beta/models?key={gateway.token}", f"/v1/models?key={gateway.token}"):
         assert "models" in httpx.get(gateway.url + address).json()
     for version in ("v1", "v1beta"):
@@ -212,7 +218,7 @@ def test_google_keys_are_tokens_and_get_googles_words(gateway: World) -> None:
 def test_an_unknown_path_is_refused_in_its_dialect(
     gateway: World, path: str, headers: dict[str, str], kind: tuple[str, str]
 ) -> None:
-    """What is seen when a harness has a wrong base URL; the token in it stays unsaid."""
+    """A wrong base URL gets a helpful sentence, which does not repeat the token."""
     refused = httpx.post(gateway.url + path, json={}, headers=headers)
     error = refused.json()["error"]
     assert (refused.status_code, error[kind[0]]) == (404, kind[1])
@@ -222,7 +228,7 @@ def test_an_unknown_path_is_refused_in_its_dialect(
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/t/x/v1/responses"])
 def test_websocket_probes_get_405(gateway: World, path: str) -> None:
-    """Codex' own provider tries one first, and goes on with POST."""
+    """Codex' own provider tries a websocket first, and falls back to POST."""
     key = {"sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==", "sec-websocket-version": "13"}
     headers = {"connection": "Upgrade", "upgrade": "websocket", **key}
     assert httpx.get(gateway.url + path, headers=headers).status_code == 405
@@ -236,9 +242,10 @@ def test_unix_socket_serves_the_same(gateway: World) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_g3_sealed_attempt_is_410(
+def test_sealed_attempt_is_410(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str
 ) -> None:
+    """Reported elsewhere: an agent went on calling the model while its work was scored."""
     engine.gate.clear()
     path, body = request_in(dialect, "first")
     abandon(gateway, body, path)
@@ -253,10 +260,10 @@ def test_g3_sealed_attempt_is_410(
     assert gateway.nodes() == []
 
 
-def test_what_is_sampled_for_a_sealed_attempt_is_let_go(
+def test_sampling_for_a_sealed_attempt_is_cancelled(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
-    """A call is sampled while it is recorded; when it cannot be, the engine is not kept busy."""
+    """A call is sampled while it is recorded. If that fails, the engine is not kept busy."""
     http.post("/v1/messages/count_tokens", json=chat("hi")).raise_for_status()
     engine.gate.clear()
     with transaction(gateway.database) as session:
@@ -286,7 +293,7 @@ def test_what_is_sampled_for_a_sealed_attempt_is_let_go(
     ],
 )
 def test_bad_bodies_get_one_sentence(http: httpx.Client, dialect: str, body: bytes) -> None:
-    """What one dialect takes for a message is a wrong body in another."""
+    """Each body is wrong in every dialect, for one reason or another."""
     answer = http.post(PATHS[dialect], content=body)
     kind, sentence = refusal_in(answer.json())
     assert (answer.status_code, kind) in [(400, "invalid_request_error"), (400, "INVALID_ARGUMENT")]
@@ -315,7 +322,8 @@ def test_limits_of_an_attempt(world: World, engine: ScriptedEngine) -> None:
         assert client.post(MESSAGES, json=chat("four")).json()["error"]["type"] == "rate_limit_error"
 
 
-def test_f12_full_context_is_said_in_each_dialect(world: World, engine: ScriptedEngine) -> None:
+def test_full_context_is_refused_in_the_words_of_each_dialect(world: World, engine: ScriptedEngine) -> None:
+    """Reported elsewhere: a context overflow ended the training."""
     limited(world, model={"context_tokens": 100})
     with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=30) as client:
         refused = client.post(MESSAGES, json=chat("x" * 100, max_tokens=5))
@@ -328,8 +336,11 @@ def test_f12_full_context_is_said_in_each_dialect(world: World, engine: Scripted
     assert len(sent.input_ids) + sent.sampling_params.max_new_tokens == 100
 
 
-def test_c2_killed_gateway_repeats_the_call(world: World, engine: ScriptedEngine) -> None:
-    """kill -9 in mid-call: the retry has the same index, seed and tokens, and nothing stands twice."""
+def test_killed_gateway_repeats_the_call(world: World, engine: ScriptedEngine) -> None:
+    """After a kill -9 during a call, its retry has the same index, seed and tokens, and no row is doubled.
+
+    Reported elsewhere: reused indexes held the data of other samples.
+    """
     engine.script = by_seed
     with gateway_process(world) as process, httpx.Client(base_url=f"{world.url}/t/{world.token}") as client:
         committed = said(client.post(CHAT, json=chat("hi"), timeout=60))
@@ -359,8 +370,13 @@ def test_a_bug_fails_its_call_and_leaves_nothing_in_flight(
     assert (call.status, call.lease_owner, call.failure) == ("failed", None, "internal error of the gateway")
 
 
-def test_b2_parallel_lineages_do_not_mix(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
-    """Eight conversations of three turns at once: each answer sees its own conversation only."""
+def test_parallel_conversations_do_not_mix(
+    http: httpx.Client, gateway: World, engine: ScriptedEngine
+) -> None:
+    """Of eight concurrent conversations of three turns, each answer sees only its own.
+
+    Reported elsewhere: sub-agents contaminated each other's conversation.
+    """
     engine.script = lambda request, prompt: f"re {prompt.split('user')[1][1:3]} {prompt.count('user')}"
 
     def converse(name: str) -> list[str]:
@@ -380,7 +396,7 @@ def test_b2_parallel_lineages_do_not_mix(http: httpx.Client, gateway: World, eng
 def test_a_call_encodes_its_new_text_only(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty turns of a tool loop: what is encoded is the new result, however long the conversation is."""
+    """In twenty turns of a tool loop, only the new result is encoded, however long the conversation is."""
     encoded: list[int] = []
     encode = Encoder.encode
 

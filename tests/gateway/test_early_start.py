@@ -21,7 +21,7 @@ def gateway(world: World, harness: str) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("harness", "status"), [("qwen-code", 400), ("opencode", 200)])
-def test_a_failure_is_a_status_where_nothing_was_sent_before(
+def test_a_failure_has_a_status_if_the_stream_has_not_begun(
     gateway: World, http: httpx.Client, engine: ScriptedEngine, status: int
 ) -> None:
     engine.script = lambda request, prompt: Part(status=400, message="too much")
@@ -31,7 +31,7 @@ def test_a_failure_is_a_status_where_nothing_was_sent_before(
 
 
 @pytest.mark.parametrize("harness", ["qwen-code"])
-def test_the_stream_is_the_same(gateway: World, http: httpx.Client) -> None:
+def test_a_stream_that_begins_late_is_complete(gateway: World, http: httpx.Client) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.headers["content-type"] == "text/event-stream"

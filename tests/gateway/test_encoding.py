@@ -1,4 +1,4 @@
-"""Heads that are encoded once give the ids that the whole text gives."""
+"""Cached heads give the same ids as the whole text."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_a_cut_at_the_end_of_a_turn_changes_no_id(
     encoder = Encoder(tokenizer, END)
     whole = tokenizer.encode(text, add_special_tokens=False)
     assert encoder.encode(text).tolist() == whole
-    assert encoder.encode(text).tolist() == whole, "the head as it is kept"
+    assert encoder.encode(text).tolist() == whole, "with the head from the cache"
 
 
 def test_a_head_is_encoded_once(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -41,8 +41,8 @@ def test_a_head_is_encoded_once(tokenizer: PreTrainedTokenizerFast) -> None:
     assert (encoder.pieces.misses, encoder.pieces.hits) == (1, 2)
 
 
-def test_what_is_very_long_is_not_kept(tokenizer: PreTrainedTokenizerFast) -> None:
-    """A tool may give back megabytes, and another one the next time."""
+def test_very_long_pieces_are_not_cached(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A tool may return megabytes, different ones each time."""
     encoder = Encoder(tokenizer, END)
     text = "result " * LONGEST_KEPT + END + "x"
     assert encoder.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False)
@@ -53,7 +53,7 @@ def test_what_is_very_long_is_not_kept(tokenizer: PreTrainedTokenizerFast) -> No
 def by_words(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> PreTrainedTokenizerFast:
-    """Merges that could reach over any line end, if the words let them."""
+    """Build a tokenizer whose merges could cross any line end, if its words allowed it."""
     own = build_tokenizer(tmp_path_factory.mktemp("by_words"))
     core = own.backend_tokenizer
     split = pre_tokenizers.Split(Regex(request.param), "isolated")
@@ -71,8 +71,8 @@ lines = st.text(alphabet="\n\r\t {}1a.'é\u0301\u00a0", max_size=30)
 
 
 @given(text=st.lists(lines, max_size=8).map("\n".join))
-def test_lines_of_a_head_are_encoded_apart(by_words: PreTrainedTokenizerFast, text: str) -> None:
-    """Whatever stands around a line end, and wherever a line is long enough to be kept alone."""
+def test_encoding_lines_separately_changes_no_id(by_words: PreTrainedTokenizerFast, text: str) -> None:
+    """It holds for any text around a line end, and for any line that is long enough to be cached alone."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("gateway.encoding.LONG_LINE", 3)
         patched.setattr("gateway.encoding.LONG_HEAD", 1)
@@ -87,12 +87,12 @@ def test_tools_are_encoded_once_for_all_tasks(by_words: PreTrainedTokenizerFast)
     for task in ("one", "another"):
         text = f"{task}\n# Tools\n{tools}\n{END}do {task}"
         assert encoder.encode(text).tolist() == by_words.encode(text)
-    # The tools, each head's own words, and the end of the turn, which stands alone.
+    # The tools, the rest of each head, and the end of the turn, which is a piece of its own.
     assert (encoder.pieces.misses, encoder.pieces.hits) == (20 + 2 + 1, 20 + 1)
 
 
-def test_tools_that_say_the_end_of_a_turn_are_encoded_once(by_words: PreTrainedTokenizerFast) -> None:
-    """And so is the task, which executions of a group share."""
+def test_tools_that_contain_the_end_of_a_turn_are_encoded_once(by_words: PreTrainedTokenizerFast) -> None:
+    """So is the task, which the executions of a group share."""
     encoder = Encoder(by_words, END)
     tools = "\n".join("{" + "a" * 5_000 + f"{END}{number}" + "}" for number in range(3))
     for execution in range(3):
@@ -101,8 +101,8 @@ def test_tools_that_say_the_end_of_a_turn_are_encoded_once(by_words: PreTrainedT
     assert encoder.pieces.hits == 2 * encoder.pieces.misses
 
 
-def test_where_a_word_may_go_on_behind_a_line_end_no_line_is_cut(tokenizer: PreTrainedTokenizerFast) -> None:
-    """GPT-2's words: of several line ends only the last stands alone, and only if something follows."""
+def test_no_line_is_cut_where_words_may_cross_line_ends(tokenizer: PreTrainedTokenizerFast) -> None:
+    """In GPT-2's words, only the last of several line ends is separate, and only if text follows."""
     encoder = Encoder(tokenizer, END)
     text = "a" * 5_000 + "\n\n{" + "b" * 5_000 + "\n\n{" + END + "x"
     assert encoder.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False)
@@ -119,7 +119,7 @@ def test_where_a_word_may_go_on_behind_a_line_end_no_line_is_cut(tokenizer: PreT
     ],
     ids=["eats what follows", "eats what comes before", "longer token", "overlapping token"],
 )
-def test_tokenizers_that_do_not_cut_there_encode_the_whole(tmp_path: Path, token: AddedToken) -> None:
+def test_tokenizers_that_do_not_cut_there_encode_the_whole_text(tmp_path: Path, token: AddedToken) -> None:
     own = build_tokenizer(tmp_path)
     own.add_special_tokens({"additional_special_tokens": [token]})
     encoder = Encoder(own, END)
@@ -128,7 +128,7 @@ def test_tokenizers_that_do_not_cut_there_encode_the_whole(tmp_path: Path, token
     assert encoder.pieces.misses == 0
 
 
-def test_truncation_of_the_tokenizer_file_does_not_count(tmp_path: Path) -> None:
+def test_truncation_settings_of_the_tokenizer_file_are_ignored(tmp_path: Path) -> None:
     own = build_tokenizer(tmp_path)
     expected = own.encode("hello " * 40, add_special_tokens=False)
     own.backend_tokenizer.enable_truncation(5)

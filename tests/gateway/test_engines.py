@@ -1,4 +1,4 @@
-"""Cells that die, engines that are slow, aborts that come with the last token."""
+"""The engine client: cells that die, slow engines, aborts that come with the last token."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ from tests.gateway.test_calls import CHAT, chat, said
 
 @pytest.fixture
 def dead_url() -> str:
-    """Where nobody listens."""
+    """An address where nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
@@ -33,7 +33,7 @@ def ask(world: World, text: str = "hi") -> str:
 
 
 def add_attempt(world: World) -> World:
-    """Another execution of the run, seen as its own world."""
+    """Add another execution of the run, and return a world for its attempt."""
     name = ExecutionId("run/r/group/0/rollout/1")
     with transaction(world.database) as session:
         session.add(ExecutionRow(id=name, group_id="run/r/group/0", run_id="r", index=1))
@@ -42,17 +42,20 @@ def add_attempt(world: World) -> World:
     return replace(world, attempt=attempt_id(name, 1))
 
 
-def test_e18_calls_go_to_the_cells_that_are_left(
+def test_calls_of_a_dead_cell_go_to_the_others(
     gateway: World, engine: ScriptedEngine, dead_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor needs a while to see that a cell is gone; until then its row says that it serves."""
+    """A dead cell's row says that it serves until its supervisor notices.
+
+    Reported elsewhere: the router kept picking a dead cell because of cache affinity.
+    """
     monkeypatch.setattr(engines, "CELLS_FRESH_S", 0)
     ask(gateway)
     with transaction(gateway.database) as session:
         session.get_one(CellRow, "run/r/cell/0").engine_url = dead_url
         session.add(CellRow(id="run/r/cell/1", run_id="r", index=1, capacity=8, engine_url=engine.url))
     other = add_attempt(gateway)
-    assert ask(gateway, "the affine one") == ask(other, "a new one") == "done"
+    assert ask(gateway, "by affinity") == ask(other, "new") == "done"
     assert [call.cell_id for call in gateway.calls() + other.calls()] == [
         "run/r/cell/0",
         *["run/r/cell/1"] * 2,
@@ -60,7 +63,7 @@ def test_e18_calls_go_to_the_cells_that_are_left(
 
 
 def test_an_answer_may_take_longer_than_an_engine_may_be_silent(world: World, engine: ScriptedEngine) -> None:
-    """It comes as a whole, so it is silent for as long as its tokens take."""
+    """It comes as a whole, so the engine is silent while it samples."""
     world.boot_options = {"engine_read_s": 0.5, "hold_s": 0.2}
     engine.gate.clear()
     with gateway_thread(world), ThreadPoolExecutor(1) as pool:
@@ -72,8 +75,8 @@ def test_an_answer_may_take_longer_than_an_engine_may_be_silent(world: World, en
     assert len(engine.requests) == 1
 
 
-def test_nothing_is_sampled_behind_a_stop_token(gateway: World, engine: ScriptedEngine) -> None:
-    """SGLang names an abort before it looks whether the token of that step ends the answer."""
+def test_nothing_is_sampled_after_a_stop_token(gateway: World, engine: ScriptedEngine) -> None:
+    """SGLang reports an abort before it checks whether the token of that step ends the answer."""
     whole = engine.tokenizer.encode("whole", add_special_tokens=False)
     engine.script = lambda request, prompt: Part(ids=[*whole, engine.tokenizer.eos_token_id], finish="abort")
     assert ask(gateway) == "whole"
@@ -86,14 +89,14 @@ def test_nothing_is_sampled_behind_a_stop_token(gateway: World, engine: Scripted
 @pytest.mark.parametrize(
     ("ids", "reason"), [([5, 9], "stop"), ([9, 5], "abort"), ([5, 5, 5], "length"), ([], "abort")]
 )
-def test_what_an_abort_leaves(ids: list[int], reason: str) -> None:
+def test_an_abort_with_the_last_token_is_no_abort(ids: list[int], reason: str) -> None:
     sampled = SampledAnswer(ids=ids)
     sampled.end_at(SamplingParams(max_new_tokens=3, stop_token_ids=[9]))
     assert sampled.finish_reason == reason
 
 
-def test_an_engine_never_gets_two_requests_of_one_name(gateway: World, engine: ScriptedEngine) -> None:
-    """It may still work on the first: SGLang refuses the second for ever."""
+def test_request_names_are_unique(gateway: World, engine: ScriptedEngine) -> None:
+    """An engine may still work on the first: SGLang then refuses the second forever."""
     seen = set[str]()
 
     def script(request: GenerateRequest, prompt: str) -> Part | str:

@@ -1,4 +1,4 @@
-"""What a caller reads of a failure."""
+"""The sentences and statuses that callers see."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ from tests.gateway.scripted_engine import ScriptedEngine
 from tests.gateway.wire import DIALECTS, PATHS, refusal_in, request_in
 
 
-def test_a_failure_is_one_line_whatever_it_quotes() -> None:
+def test_a_failure_is_one_short_line_whatever_it_quotes() -> None:
     assert sentence_of(BadInput("the template says:\n  no tools\r\n")) == "the template says: no tools"
     assert len(sentence_of(BadInput("y" * 100_000))) == LONGEST_SENTENCE + 1
     assert sentence_of(ValueError("secret")) == "internal error of the gateway"
@@ -31,10 +31,10 @@ def test_a_quoted_name_does_not_fill_the_answer(http: httpx.Client, name: str) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_clients_that_wait_for_a_gateway_that_stops_may_come_back(
+def test_a_stopping_gateway_asks_waiting_clients_to_retry(
     world: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    """503 in the dialect's words, for a whole answer and for a stream of which nothing was sent."""
+    """They get a 503 in the dialect's shape, for a whole answer and for a stream that has not begun."""
     monkeypatch.setattr(process, "SHUTDOWN_S", 0.2)
     with transaction(world.database) as session:
         row = session.get_one(RunConfigRow, ("r", 0))

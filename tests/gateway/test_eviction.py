@@ -1,4 +1,4 @@
-"""Idle attempts are let go when too much is held; no attempt is ever in memory twice."""
+"""Idle attempts are evicted beyond the bound, and no attempt is ever in memory twice."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,8 @@ def others(world: World) -> list[str]:
 
 
 @pytest.fixture
-def nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evict every idle attempt."""
     monkeypatch.setattr(attempt_cache, "MOST_HELD_TOKENS", 0)
 
 
@@ -49,19 +50,22 @@ def num_loaded(world: World) -> int:
     return httpx.get(f"{world.url}/health").json()["counts"]["loaded"]
 
 
-@pytest.mark.usefixtures("nothing_held")
-def test_an_attempt_whose_request_is_being_read_stays(
+@pytest.mark.usefixtures("no_room")
+def test_an_attempt_whose_prompt_is_being_built_stays(
     gateway: World, engine: ScriptedEngine, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its text is encoded it is neither in flight nor idle; then its twin is a call of its own."""
+    """While its text is encoded, the request is not in flight yet, and must not count as idle.
+
+    Then its sibling is a call of its own.
+    """
     engine.script = by_seed
     ask(gateway, gateway.token, "before")
     wait_until(lambda: all_delivered(gateway))
-    encode, reading, go_on = Renderer.encode, threading.Event(), threading.Event()
+    encode, encoding, go_on = Renderer.encode, threading.Event(), threading.Event()
 
     def slow(self: Renderer, text: str) -> Ids:
-        if "hold" in text and not reading.is_set():
-            reading.set()
+        if "hold" in text and not encoding.is_set():
+            encoding.set()
             go_on.wait(30)
         return encode(self, text)
 
@@ -69,24 +73,24 @@ def test_an_attempt_whose_request_is_being_read_stays(
     monkeypatch.setattr(Renderer, "encode", slow)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask, gateway, gateway.token, "hold")
-        reading.wait(30)
+        encoding.wait(30)
         ask(gateway, others[0], "hi")
         engine.gate.clear()
         go_on.set()
         wait_until(lambda: len(gateway.calls()) == 2)
-        twin = pool.submit(ask, gateway, gateway.token, "hold")
+        sibling = pool.submit(ask, gateway, gateway.token, "hold")
         wait_until(lambda: len(engine.requests) == 4)
         engine.gate.set()
-        assert first.result() != twin.result()
+        assert first.result() != sibling.result()
     assert [call.status for call in gateway.calls()] == ["committed"] * 3
     assert num_loaded(gateway) == 2
 
 
-@pytest.mark.usefixtures("nothing_held")
+@pytest.mark.usefixtures("no_room")
 def test_an_attempt_stays_until_its_delivery_is_written(
     gateway: World, engine: ScriptedEngine, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read again before that, it would take what is asked once more for a retry."""
+    """Loaded again before that, it would mistake an equal request for a retry."""
     monkeypatch.setattr(delivered, "GATHER_S", 1.0)
     engine.script = by_seed
     first = ask(gateway, gateway.token, "hi")
@@ -94,7 +98,7 @@ def test_an_attempt_stays_until_its_delivery_is_written(
     assert ask(gateway, gateway.token, "hi") != first
 
 
-def test_the_longest_unused_goes_first(
+def test_the_least_recently_used_is_evicted_first(
     gateway: World, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(gateway, gateway.token, "hi")
@@ -102,7 +106,7 @@ def test_the_longest_unused_goes_first(
     ask(gateway, gateway.token, "hi there")
     wait_until(lambda: all_delivered(gateway))
     held = sum(node.num_tokens for node in gateway.nodes())
-    monkeypatch.setattr(attempt_cache, "MOST_HELD_TOKENS", held + 6)  # texts that were said are counted too
+    monkeypatch.setattr(attempt_cache, "MOST_HELD_TOKENS", held + 6)  # plus the text of the conversations
     ask(gateway, others[1], "hi")
     assert num_loaded(gateway) == 3
     ask(gateway, gateway.token, "and now")
@@ -111,7 +115,7 @@ def test_the_longest_unused_goes_first(
     assert num_loaded(gateway) == 4
 
 
-def test_the_texts_of_answers_are_held_too(
+def test_the_texts_of_answers_count(
     gateway: World, engine: ScriptedEngine, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.script = lambda request, prompt: "x" * 400
@@ -124,19 +128,19 @@ def test_the_texts_of_answers_are_held_too(
     assert num_loaded(gateway) == 3
 
 
-def test_an_attempt_that_could_not_be_read_is_read_again(
+def test_an_attempt_that_failed_to_load_is_loaded_again(
     gateway: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it was: here a failure that nobody foresaw."""
+    """That holds for any failure, also for an unforeseen one."""
     load, failed = attempt_cache.load_attempt, threading.Event()
 
-    def once_broken(*given: object) -> object:
+    def fail_once(*arguments: object) -> object:
         if not failed.is_set():
             failed.set()
             raise RuntimeError("as the test wants")
-        return load(*given)
+        return load(*arguments)
 
-    monkeypatch.setattr(attempt_cache, "load_attempt", once_broken)
+    monkeypatch.setattr(attempt_cache, "load_attempt", fail_once)
     headers = {"authorization": f"Bearer {gateway.token}"}
     broken = httpx.post(gateway.url + CHAT, json=chat("hi"), headers=headers, timeout=30)
     assert broken.status_code == 500

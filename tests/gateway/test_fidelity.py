@@ -1,4 +1,4 @@
-"""What harnesses change breaks no prefix, and nothing that was sampled is lost or grows."""
+"""Changes by harnesses break no prefix, and sampled tokens are neither lost nor extended."""
 
 import socket
 from collections.abc import Sequence
@@ -62,7 +62,8 @@ SPECIAL = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a19_each_family_has_its_stop_token_once_between_turns(tmp_path: Path, family: str) -> None:
+def test_each_family_has_its_stop_token_once_between_turns(tmp_path: Path, family: str) -> None:
+    """Reported elsewhere: the stop token was counted again as the delimiter of the next turn."""
     stop, template = FAMILIES[family]
     renderer = Renderer(write_tokenizer(tmp_path, stop, template))
     spoken = [Message("user", ("hi",))]
@@ -94,16 +95,19 @@ def write_tokenizer(folder: Path, stop: str, template: str) -> Path:
 
 
 def marked(texts: Sequence[str], mark_at: int) -> list[dict[str, Any]]:
-    """Text blocks with a cache mark on one of them."""
+    """Build text blocks with a cache mark on one of them."""
     blocks: list[dict[str, Any]] = [{"type": "text", "text": each} for each in texts]
     blocks[mark_at]["cache_control"] = {"type": "ephemeral"}
     return blocks
 
 
-def test_a16_a18_what_claude_code_changes_each_turn_leaves_one_path(
+def test_changes_by_claude_code_at_each_turn_leave_one_path(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
-    """A new billing hash, a cache mark that moves on, and list against string, at every turn."""
+    """At every turn the billing hash is new, the cache mark moves, and lists become strings.
+
+    Reported elsewhere: each of these broke the prefix.
+    """
     engine.script = lambda request, prompt: CALL
     messages: list[dict[str, Any]] = [{"role": "user", "content": marked(["hi", "<reminder>"], 1)}]
     for turn in range(6):
@@ -143,9 +147,10 @@ CREATE TRIGGER refuse BEFORE INSERT ON tree_node EXECUTE FUNCTION refuse()"""
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_b11_an_answer_that_cannot_be_recorded_is_not_released(
+def test_an_answer_that_cannot_be_recorded_is_not_released(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str, stream: bool
 ) -> None:
+    """Reported elsewhere: a lost record looked complete because its failure was swallowed."""
     engine.script = lambda request, prompt: "the secret answer"
     path, body = request_in(dialect, "hi", max_tokens=99, stream=stream)
     with transaction(gateway.database) as session:
@@ -164,10 +169,10 @@ def test_b11_an_answer_that_cannot_be_recorded_is_not_released(
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_cut_answer_is_marked_and_not_grown_when_it_is_sent_back_last(
+def test_a_truncated_answer_is_marked_and_not_extended_when_it_is_sent_back_last(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, dialect: str
 ) -> None:
-    """A harness asks for more of a truncated answer: what follows is another turn, and the cut one stays."""
+    """If a harness asks to continue a truncated answer, a new turn follows and the truncated one stays."""
     engine.script = lambda request, prompt: "abcdef"
     path, body = request_in(dialect, "hi", max_tokens=3)
     said = text_in(dialect, http.post(path, json=body).json())
@@ -179,14 +184,14 @@ def test_a_cut_answer_is_marked_and_not_grown_when_it_is_sent_back_last(
     nodes = gateway.nodes()
     context, more = nodes[2:]
     assert (context.kind, context.parent_id, context.parent_offset) == ("context", cut.id, 3)
-    # The turn's end comes from the template: it was not sampled, so it is no target.
+    # The end of the turn comes from the template: it was not sampled, so it is no training target.
     assert engine.tokenizer.decode(unpack_ids(context.token_ids).tolist()).startswith("<|im_end|>")
     assert (more.kind, more.parent_id) == ("sampled", context.id)
     unchanged = next(node for node in gateway.nodes() if node.id == cut.id)
     assert (unchanged.token_ids, unchanged.num_tokens) == (cut.token_ids, 3)
 
 
-def test_an_answer_cut_inside_a_tool_call_is_text_and_counted(
+def test_an_answer_truncated_inside_a_tool_call_is_text_and_counted(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
     engine.script = lambda request, prompt: Part(CALL[:40], finish="length")
@@ -199,7 +204,7 @@ def test_an_answer_cut_inside_a_tool_call_is_text_and_counted(
 def test_an_aborted_answer_is_never_committed(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
-    """Until it ends by itself or at its bound, an answer that cells gave up goes on elsewhere."""
+    """An answer that cells abort continues elsewhere until it stops or reaches its limit."""
     engine.script = lambda request, prompt: Part("ab", finish="abort")
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 7}
     answer = http.post(CHAT, json=body).json()["choices"][0]
@@ -208,7 +213,7 @@ def test_an_aborted_answer_is_never_committed(
     assert [call.finish_reason for call in gateway.calls()] == ["length"]
 
 
-def test_a_client_that_goes_while_it_speaks_is_no_bug(
+def test_a_client_that_leaves_while_it_sends_is_not_logged_as_a_bug(
     http: httpx.Client, gateway: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {gateway.token}\r\n"

@@ -1,4 +1,4 @@
-"""What the record matches over the wire, whatever a harness makes of the answers that it sends back."""
+"""Requests match the record, whatever a harness changes in the answers that it sends back."""
 
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ EDIT = '<tool_call>\n{"name": "Edit", "arguments": {"path": "ä", "n": 1.0}}\n</
 
 
 def edits(turns: int):
-    """The same call on each turn but the last."""
+    """Make the same call at each turn but the last."""
 
     def script(request: GenerateRequest, prompt: str) -> str:
         return EDIT if prompt.count("<tool_response>") < turns - 1 else "All done."
@@ -31,10 +31,13 @@ def assert_one_path(gateway: World, turns: int) -> None:
         assert after.num_reused_tokens == before.num_input_tokens + before.num_output_tokens
 
 
-def test_a18_edited_calls_and_wandering_marks_make_one_path(
+def test_edited_calls_and_moving_cache_marks_make_one_path(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
-    """Claude Code puts replace_all first, writes 1.0 as 1, and moves its cache mark from turn to turn."""
+    """Claude Code puts replace_all first, writes 1.0 as 1, and moves its cache mark from turn to turn.
+
+    Reported elsewhere: the moving mark changed the messages, and so broke the match.
+    """
     engine.script = edits(6)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
     for turn in range(6):
@@ -57,7 +60,7 @@ def test_a18_edited_calls_and_wandering_marks_make_one_path(
 def test_google_without_ids_makes_one_path(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, kept: list[str]
 ) -> None:
-    """Each turn says the same, so only its place tells which answer a call belongs to."""
+    """All turns are equal, so only its position shows which answer a call belongs to."""
     engine.script = edits(6)
     contents: list[dict[str, Any]] = [{"role": "user", "parts": [{"text": "go"}]}]
     for _ in range(6):

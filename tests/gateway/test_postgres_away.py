@@ -1,4 +1,4 @@
-"""Postgres goes away while calls are under way: harnesses see slowness, and each call is written once."""
+"""Postgres outages during calls: harnesses only see delay, and each call is written once."""
 
 import subprocess
 import time
@@ -25,14 +25,14 @@ AWAY_S = 1.0
 TEXTS = ("one", "two", "three", "four")
 
 
-class Server:
-    """A Postgres of this module's own, which can be killed or frozen with all its processes."""
+class PostgresServer:
+    """A separate Postgres for this module, which can be killed or frozen with all its processes."""
 
     def __init__(self, folder: Path) -> None:
         self._log, port = folder / "away.log", choose_port(set())
         self.dsn = f"postgresql://gyre:secret@{HOST}:{port}/postgres"
         postgres.initialise(folder / "away", "secret")
-        # What was committed must outlive a kill, so only the disk's own flush is left out.
+        # Commits must survive a kill of the processes, so only the flush to the disk is left out.
         self._spec = postgres.server(folder / "away", self._log, port, self.dsn, {"fsync": "off"})
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -50,7 +50,7 @@ class Server:
         self._process.wait(30)
 
     def freeze(self) -> None:
-        """Connections stay, nothing answers."""
+        """Keep connections open, and answer nothing."""
         for each in self._processes():
             each.suspend()
 
@@ -59,22 +59,22 @@ class Server:
             each.resume()
 
     def _processes(self) -> list[psutil.Process]:
-        """The postmaster first, so that it starts nothing more."""
+        """Return the postmaster first: once it is stopped, it starts no more children."""
         assert self._process is not None
         postmaster = psutil.Process(self._process.pid)
         return [postmaster, *postmaster.children(recursive=True)]
 
 
 @pytest.fixture(scope="module")
-def server(short_folder: Path) -> Iterator[Server]:
-    made = Server(short_folder)
+def server(short_folder: Path) -> Iterator[PostgresServer]:
+    made = PostgresServer(short_folder)
     made.start()
     yield made
     made.kill()
 
 
 @pytest.fixture(scope="module")
-def postgres_server(server: Server) -> str:
+def postgres_server(server: PostgresServer) -> str:
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         connection.execute("CREATE DATABASE gyre_template")
     migrate.upgrade(server.dsn.replace("/postgres", "/gyre_template"))
@@ -82,8 +82,8 @@ def postgres_server(server: Server) -> str:
 
 
 @contextmanager
-def server_away(server: Server, how: str) -> Iterator[None]:
-    """It is there again afterwards, whatever happens."""
+def server_away(server: PostgresServer, how: str) -> Iterator[None]:
+    """Take the server away during the block, and bring it back whatever happens."""
     go_away(server, how)
     try:
         yield
@@ -91,11 +91,11 @@ def server_away(server: Server, how: str) -> Iterator[None]:
         come_back(server, how)
 
 
-def go_away(server: Server, how: str) -> None:
+def go_away(server: PostgresServer, how: str) -> None:
     server.kill() if how == "killed" else server.freeze()
 
 
-def come_back(server: Server, how: str) -> None:
+def come_back(server: PostgresServer, how: str) -> None:
     server.start() if how == "killed" else server.thaw()
 
 
@@ -116,7 +116,7 @@ def assert_each_written_once(world: World, engine: ScriptedEngine, answers: list
 @pytest.mark.parametrize("stage", ["begin", "sampling", "commit"])
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_calls_outlast_a_postgres_that_is_away(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine, server: Server, how: str, stage: str
+    http: httpx.Client, gateway: World, engine: ScriptedEngine, server: PostgresServer, how: str, stage: str
 ) -> None:
     engine.script = by_seed
     engine.gate.clear()
@@ -141,11 +141,11 @@ def test_calls_outlast_a_postgres_that_is_away(
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_postgres_away_for_too_long_is_one_503_and_a_retry_works(
-    world: World, engine: ScriptedEngine, server: Server, monkeypatch: pytest.MonkeyPatch, how: str
+    world: World, engine: ScriptedEngine, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("gateway.store.LEAST_TRY_S", 2)
     world.boot_options["hold_s"] = 2
-    refusals = {"anthropic": 529}  # its own word for it
+    refusals = {"anthropic": 529}  # Anthropic's "overloaded"
     asked = [request_in(dialect, "hi", max_tokens=50) for dialect in DIALECTS]
     with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=60) as client:
         client.post(CHAT, json=chat("before")).raise_for_status()
@@ -156,16 +156,16 @@ def test_postgres_away_for_too_long_is_one_503_and_a_retry_works(
         assert (answer.status_code, answer.headers["retry-after"]) == (refusals.get(dialect, 503), "1")
         assert refusal_in(answer.json())[1] == "the record cannot be written at the moment"
         assert text_in(dialect, again.json()) == "done"
-    # What a frozen server had been asked for it does when it goes on: rows that nobody works on. A call that
-    # could not be recorded may have been sampled.
+    # A thawed server executes what it was sent while frozen: rows that nobody works on. A call that could not
+    # be recorded may have been sampled.
     committed = [call for call in world.calls() if call.status == "committed"]
     assert len(committed) == 1 + len(DIALECTS) <= len(engine.requests)
 
 
 def test_an_answer_that_could_not_be_recorded_is_sampled_again(
-    world: World, engine: ScriptedEngine, server: Server
+    world: World, engine: ScriptedEngine, server: PostgresServer
 ) -> None:
-    """The first row is nobody's any more: it stays in flight without a node until the attempt is sealed."""
+    """The first row belongs to nobody: it stays in flight without a node until the attempt is sealed."""
     world.boot_options["hold_s"] = 2
     engine.script = by_seed
     engine.gate.clear()
@@ -183,10 +183,10 @@ def test_an_answer_that_could_not_be_recorded_is_sampled_again(
     assert [node.call_id for node in world.nodes()] == [world.calls()[1].id] * 2
 
 
-def test_a_batch_that_is_done_twice_writes_once(
+def test_a_batch_that_is_executed_twice_writes_once(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every statement is committed and its connection lost before the gateway hears of it, once each."""
+    """Every statement is committed, but its connection is lost once before the gateway reads the reply."""
     engine.script = by_seed
     engine.gate.clear()
     with ThreadPoolExecutor(len(TEXTS)) as pool:

@@ -1,4 +1,4 @@
-"""What a gateway holds, and what it lets go."""
+"""The leases that a gateway holds, and releases."""
 
 import asyncio
 from datetime import datetime
@@ -28,13 +28,13 @@ def leases(world: World) -> list[datetime]:
 
 
 def test_a_call_recorded_twice_is_held_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection is lost after the commit: the first row is nobody's, and its lease runs out."""
+    """If the connection is lost after the commit, the first row belongs to nobody and its lease expires."""
     store = Store(world.database, hold_s=10)
     recorder = Recorder(store, "here:1")
     with transaction(world.database) as session:
-        state = load_attempt(session, world.attempt)
+        live = load_attempt(session, world.attempt)
     lose_every_other_answer(monkeypatch)
-    assert asyncio.run(recorder.begin(state, state.take_index(), NEW, sampling)) == 1
+    assert asyncio.run(recorder.begin(live, live.take_index(), NEW, sampling)) == 1
     before = leases(world)
     asyncio.run(recorder.renew())
     after = leases(world)

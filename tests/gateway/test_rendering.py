@@ -1,4 +1,4 @@
-"""Bridges between sampled answers and what follows, and what reaches the engine over several turns."""
+"""Bridges between sampled answers and new messages, and the prompts of several turns."""
 
 from pathlib import Path
 
@@ -26,7 +26,8 @@ def renderer(model_dir: Path) -> Renderer:
     return Renderer(model_dir)
 
 
-def test_a1_a19_bridge_is_what_the_template_puts_after_the_stop_token(renderer: Renderer) -> None:
+def test_bridge_is_what_the_template_puts_after_the_stop_token(renderer: Renderer) -> None:
+    """Reported elsewhere: the template's newline after the stop token was missing in training, or doubled."""
     answer, new = assistant("yes"), [Message("user", ("more",))]
     whole = renderer.full([*USER, answer, *new], ())
     head, sampled = renderer.full(USER, ()), "yes<|im_end|>"
@@ -37,7 +38,8 @@ def test_a1_a19_bridge_is_what_the_template_puts_after_the_stop_token(renderer: 
     assert joined == renderer.encode(whole).tolist()
 
 
-def test_a7_bridge_gives_tool_results_their_calls(renderer: Renderer) -> None:
+def test_bridge_gives_tool_results_their_calls(renderer: Renderer) -> None:
+    """Reported elsewhere: a template refused a tool result without the assistant's call before it."""
     answer = assistant("", [ToolCall("a", "f", '{"x": "<|im_end|>"}'), ToolCall("b", "g", "{}")])
     new = [Message("tool", ("1",), tool_call_id="a"), Message("tool", ("2",), tool_call_id="b")]
     text = renderer.bridge(answer, new, (), stopped=True)
@@ -55,10 +57,10 @@ SYSTEM_FIRST = CHAT_TEMPLATE.replace(
 )
 
 
-def test_late_system_messages_are_the_users_where_a_template_wants_them_first(
+def test_late_system_messages_become_the_users_if_the_template_wants_them_first(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    """Claude Code and Codex have them in the middle; Qwen 3.5's template raises."""
+    """Claude Code and Codex send them in the middle; Qwen 3.5's template raises."""
     assert SYSTEM_FIRST != CHAT_TEMPLATE
     build_tokenizer(tmp_path, chat_template=SYSTEM_FIRST)
     strict, late = Renderer(tmp_path), [Message("system", ("late",))]
@@ -91,7 +93,7 @@ def test_model_without_template_is_bad_input(tmp_path: Path, template: str | Non
         Renderer(tmp_path)
 
 
-def test_thinking_prompts_are_seen(tmp_path: Path) -> None:
+def test_prompts_that_open_reasoning_are_recognized(tmp_path: Path) -> None:
     template = CHAT_TEMPLATE.replace(
         "<|im_start|>assistant\\n' }}{%- endif %}", "<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
     )
@@ -100,10 +102,13 @@ def test_thinking_prompts_are_seen(tmp_path: Path) -> None:
     assert renderer.opens_thinking(renderer.full(USER, ()))
 
 
-def test_a3_sampled_ids_are_never_encoded_again(
+def test_sampled_ids_are_never_encoded_again(
     http: httpx.Client, gateway: World, engine: ScriptedEngine, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """The policy says hello as ["he", "llo"], the tokenizer would as ["hello"]."""
+    """The policy samples hello as ["he", "llo"]; the tokenizer would encode it as ["hello"].
+
+    Reported elsewhere: each turn decoded and re-encoded the sampled text.
+    """
     split = [*tokenizer.convert_tokens_to_ids(["he", "llo"]), tokenizer.eos_token_id]
     assert tokenizer.encode("hello", add_special_tokens=False) != split[:2]
     engine.script = lambda request, prompt: Part(ids=split)
@@ -128,9 +133,10 @@ def test_truncated_answers_get_their_turn_end_as_context(
     assert gateway.calls()[1].num_reused_tokens == context.num_tokens + 3
 
 
-def test_a5_changed_history_forks_and_is_counted(
+def test_changed_history_forks_and_is_counted(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
+    """Reported elsewhere: an assertion on the prefix ended the training."""
     http.post(CHAT, json=chat("hi")).raise_for_status()
     http.post(CHAT, json=chat("hi", "I never said that", "again")).raise_for_status()
     assert http.get("/health").json()["counts"]["forked"] == 1
@@ -140,9 +146,8 @@ def test_a5_changed_history_forks_and_is_counted(
     assert len(gateway.leaves()) == 2
 
 
-def test_a4_omitted_reasoning_does_not_fork(
-    http: httpx.Client, gateway: World, engine: ScriptedEngine
-) -> None:
+def test_omitted_reasoning_does_not_fork(http: httpx.Client, gateway: World, engine: ScriptedEngine) -> None:
+    """Reported elsewhere: omitted reasoning split 8 rollouts into 64 samples."""
     engine.script = lambda request, prompt: "<think>\nsecret plan\n</think>\n\nyes"
     message = http.post(CHAT, json=chat("hi")).json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("yes", "secret plan")

@@ -1,4 +1,4 @@
-"""What a request shows of its purpose; what each harness shows is tested with the real programs."""
+"""The evidence of a request's purpose. The rules of each harness are tested with the real programs."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from sandbox import adapters
 SHELL = {"type": "function", "function": {"name": "shell", "parameters": {}}}
 
 
-def asked(*messages: tuple[str, str], tools: bool = True):
+def request_of(*messages: tuple[str, str], tools: bool = True):
     said = [{"role": role, "content": text} for role, text in messages]
     return OpenAIChat().parse({"model": "m", "messages": said, "tools": [SHELL] if tools else []})
 
@@ -32,20 +32,20 @@ def asked(*messages: tuple[str, str], tools: bool = True):
     ],
 )
 def test_evidence_of_a_request(conditions: dict, held: bool) -> None:
-    request = asked(
+    request = request_of(
         ("system", "one"), ("developer", "two"), ("user", "begin"), ("system", "late"), ("user", "go on")
     )
     role = call_role([RoleRule(role="side", **conditions)], {"x-agent": "1"}, request)
     assert role == ("side" if held else "main")
 
 
-def test_only_a_users_last_message_counts() -> None:
+def test_only_a_users_message_counts_as_the_last() -> None:
     rules = [RoleRule(role="main_summary", last_contains="sum up")]
-    assert call_role(rules, {}, asked(("user", "sum up"), ("assistant", "sum up"))) == "main"
+    assert call_role(rules, {}, request_of(("user", "sum up"), ("assistant", "sum up"))) == "main"
 
 
 @pytest.mark.parametrize("path", sorted(adapters.CATALOGUE.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_gateway_reads_what_the_catalogue_says(path: Path) -> None:
+def test_the_gateway_reads_the_catalogue_as_the_sandbox_does(path: Path) -> None:
     facts, adapter = harnesses.harness_facts(path.stem), adapters.load_adapter(path.stem)
     assert (facts.roles, facts.early_start) == (adapter.roles, adapter.early_start)
 
@@ -54,7 +54,7 @@ def test_the_gateway_reads_what_the_catalogue_says(path: Path) -> None:
     ("text", "said"),
     [(None, "cannot be read"), ("x =", "not TOML"), ('[[roles]]\nrole = "boss"', "roles.0.role = 'boss'")],
 )
-def test_rules_that_cannot_be_read_are_told_in_one_sentence(
+def test_unreadable_rules_are_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
 ) -> None:
     if text is not None:

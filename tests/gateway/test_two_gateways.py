@@ -1,4 +1,4 @@
-"""Two gateways of one run, alive at the same time on one database: nothing is sampled or recorded twice."""
+"""Two gateways of one run at the same time on one database sample and record nothing twice."""
 
 import socket
 import threading
@@ -22,7 +22,7 @@ from tests.gateway.test_calls import CHAT, abandon, by_seed, chat, said
 
 @pytest.fixture
 def other(world: World) -> World:
-    """The same run as another gateway serves it, on a port of its own."""
+    """The same run, served by another gateway on a port of its own."""
     folder = world.folder / "other"
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -47,7 +47,7 @@ def joined(world: World) -> bool:
 
 
 def path_of(world: World, number: int) -> list[int]:
-    """The recorded tokens from the root to the end of a call's answer."""
+    """Return the recorded tokens from the root to the end of a call's answer."""
     by_id = {node.id: node for node in world.nodes()}
     node = by_id[world.calls()[number].sampled_node_id]
     pieces = [unpack_ids(node.token_ids)]
@@ -57,7 +57,7 @@ def path_of(world: World, number: int) -> list[int]:
     return np.concatenate(pieces[::-1]).tolist()
 
 
-def test_a_call_that_the_other_gateway_holds_is_waited_for(
+def test_a_retry_waits_for_a_call_that_the_other_gateway_holds(
     two: tuple[World, World], engine: ScriptedEngine
 ) -> None:
     first, second = two
@@ -74,12 +74,12 @@ def test_a_call_that_the_other_gateway_holds_is_waited_for(
     assert owner.startswith(f"here:{first.port}/")
     assert said(answer) == call.response["text"]
     assert len(engine.requests) == 1
-    # What the second one took from the record it can go on from.
+    # The second gateway can continue from the answer that it read from the record.
     ask(second, "hi", said(answer), "more").raise_for_status()
     assert engine.requests[1].input_ids[: len(path_of(first, 0))] == path_of(first, 0)
 
 
-def test_a_call_of_a_killed_gateway_goes_on_under_its_index_and_seed(
+def test_a_call_of_a_killed_gateway_is_resumed_with_its_index_and_seed(
     world: World, other: World, engine: ScriptedEngine
 ) -> None:
     engine.script = by_seed
@@ -103,7 +103,7 @@ def test_a_call_of_a_killed_gateway_goes_on_under_its_index_and_seed(
 
 
 def test_a_conversation_that_alternates_is_one_path(two: tuple[World, World], engine: ScriptedEngine) -> None:
-    """ "hello" is one token, here spelt in five: made to tokens again, the answers would be other ones."""
+    """The answers spell "hello" in five tokens; encoded again it would be one, and not match."""
 
     def spelt(request: object, prompt: str) -> Part:
         letters = f"hello {len(engine.requests)}"
@@ -124,10 +124,10 @@ def test_a_conversation_that_alternates_is_one_path(two: tuple[World, World], en
         assert engine.requests[turn].input_ids[: len(before)] == before
 
 
-def test_calls_go_on_while_the_record_is_read_again(
+def test_calls_continue_while_the_record_is_read_again(
     two: tuple[World, World], engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is known stays known until what was read takes its place as a whole."""
+    """The record in memory stays complete until the new one replaces it as a whole."""
     first, second = two
     answer, elsewhere = said(ask(first, "hi")), said(ask(second, "other"))
     reading, go_on = threading.Event(), threading.Event()
@@ -149,12 +149,12 @@ def test_calls_go_on_while_the_record_is_read_again(
     assert all(call.num_reused_tokens for call in first.calls()[2:])
 
 
-def test_answers_of_both_at_once_are_placed_one_after_the_other(
+def test_concurrent_answers_of_both_gateways_get_distinct_indexes(
     two: tuple[World, World], engine: ScriptedEngine
 ) -> None:
-    """Both would write the same indexes of calls and nodes, as each knows its own tree.
+    """Each gateway knows only its own tree, so both try to write the same call and node indexes.
 
-    Whose index was taken samples again, with the seed of the one it has.
+    A call whose index was taken is sampled again, with the seed of its new index.
     """
     engine.script = lambda request, prompt: f"of {len(request.input_ids)}"
     engine.gate.clear()

@@ -1,4 +1,4 @@
-"""A8 and A9: calls that are not read are seen, by health and in the log, without flooding it."""
+"""Tool calls that do not parse show in health and in the log, without flooding it."""
 
 import logging
 from collections import Counter
@@ -19,7 +19,8 @@ def answer(text: str) -> Answer:
     return parse_answer(text, call_id="c", prefix="call_", in_thinking=False)
 
 
-def test_a8_no_call_at_all_is_an_alarm() -> None:
+def test_many_answers_without_a_call_are_an_alarm() -> None:
+    """Reported elsewhere: a parser knew one markup form only, and training went on with no tool calls."""
     counts: Counter[str] = Counter()
     watch = CallWatch(counts)
     for _ in range(MANY_ANSWERS - 1):
@@ -33,7 +34,8 @@ def test_a8_no_call_at_all_is_an_alarm() -> None:
     assert counts == {"answers_offered_tools": MANY_ANSWERS + 1, "tool_calls": 1, "malformed_tool_calls": 0}
 
 
-def test_a9_thousands_of_malformed_calls_are_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_thousands_of_malformed_calls_are_one_line_per_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Reported elsewhere: thousands of lines about calls that failed to decode."""
     now = [0.0]
     watch = CallWatch(Counter(), lambda: now[0])
     with caplog.at_level(logging.WARNING, "gateway.watch"):
@@ -46,10 +48,10 @@ def test_a9_thousands_of_malformed_calls_are_a_line_a_minute(caplog: pytest.LogC
     assert len(caplog.records) == 2
 
 
-def test_a9_malformed_and_typed_calls_are_in_the_record(
+def test_malformed_and_typed_calls_are_in_the_record(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
-    """The form of Qwen3-Coder over the wire, with one call cut off."""
+    """One of two calls in Qwen3-Coder's form is cut off."""
     call = "<tool_call>\n<function=f>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>"
     engine.script = lambda request, prompt: f"{call}\n<tool_call>\n<function=f>\n<parameter=n>"
     body = {"model": "m", "max_tokens": 300, "messages": [{"role": "user", "content": "go"}], "tools": [TOOL]}

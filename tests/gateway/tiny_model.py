@@ -1,4 +1,4 @@
-"""A tokenizer folder made on the spot: byte-level, a few merges, ChatML with Hermes tool calls."""
+"""A tokenizer folder built on demand: byte-level, a few merges, ChatML with Hermes tool calls."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ CHAT_TEMPLATE = """
 
 
 def build_tokenizer(folder: Path, *, chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """Write the folder and return what was written."""
+    """Write the folder and return its tokenizer."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet()) + [a + b for a, b in MERGES]
     vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=MERGES))
