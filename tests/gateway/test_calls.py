@@ -362,7 +362,7 @@ def test_killed_gateway_repeats_the_call(world: World, engine: ScriptedEngine) -
 def test_a_bug_fails_its_call_and_leaves_nothing_in_flight(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
-    """An id that no tokenizer has: reading the answer raises what nobody foresaw."""
+    """An id that no tokenizer has makes parsing fail in an unforeseen way."""
     engine.script = lambda request, prompt: Part(ids=[1 << 40])
     answer = http.post(CHAT, json=chat("hi"))
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, "internal error of the gateway")
