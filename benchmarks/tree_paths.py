@@ -25,7 +25,7 @@ class Growth:
 
 
 def grow(rng: np.random.Generator, path_tokens: int, growth: Growth) -> list[ExtractionNode]:
-    """Grow a tree with paths of up to about ``path_tokens``; branches may leave inside a node, as retries do."""
+    """Grow a tree with paths of up to ``path_tokens``; a branch may leave inside a node, like a retry."""
     nodes, leaves = list[ExtractionNode](), list[ExtractionNode]()
     for number in range(growth.num_paths):
         end = path_tokens if number == 0 else int(path_tokens * rng.uniform(*growth.length))

@@ -18,7 +18,7 @@ PACKAGES = sorted(path.parent for room in ROOMS for path in (ROOT / room).rglob(
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_a_package_docstring_lists_its_modules(folder: Path) -> None:
     docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    listed = [line.split()[0] for line in docstring.splitlines()[1:] if line.startswith("    ")]
+    listed = re.findall(r"^ *(\w+(?:\.py|/)) ", docstring, re.MULTILINE)
     modules = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
     packages = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
     assert sorted(listed) == sorted(modules | packages)

@@ -13,7 +13,7 @@ from gyre.contracts.errors import EngineFailed
 from gyre.trajectory.arrays import unpack_logprobs
 from tests.gateway.conftest import World, gateway_thread, wait_until
 from tests.gateway.scripted_engine import Part, ScriptedEngine
-from tests.gateway.test_clients import ARGUMENTS, CALL, Said, talking
+from tests.gateway.test_clients import ARGUMENTS, CALL, ClientAnswer, talking
 from tests.gateway.wire import DIALECTS, request_in
 
 THOUGHT = "<think>\nI must look.\n</think>\n\n"
@@ -105,7 +105,7 @@ def test_live_streamed_and_whole_leave_equal_records(
 def test_live_and_committed_streams_read_the_same(world: World, engine: ScriptedEngine, dialect: str) -> None:
     """The vendor's client reads equal reasoning, text, calls, finish reason and usage."""
     engine.script = lambda request, prompt: LONG
-    heard: list[Said] = []
+    heard: list[ClientAnswer] = []
     for live in (True, False):
         set_live(world, live)
         with gateway_thread(world), talking(dialect, world.url, world.token) as talk:

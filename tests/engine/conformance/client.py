@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from gateway.engines import _read as read_answer
+from gateway.engines import read_response
 from gyre.contracts.engine import GenerateMeta
 
 TIMEOUT_S = 120.0
@@ -34,7 +34,7 @@ class WireAnswer:
     @classmethod
     def of(cls, content: bytes) -> "WireAnswer":
         """Parse as the gateway does. Raises EngineFailed when the gateway could not read it."""
-        answer = read_answer(200, content)
+        answer = read_response(200, content)
         return cls(answer.output_ids, answer.meta_info)
 
     @property
