@@ -6,6 +6,7 @@
     gateway_conversation.py  requests as Claude Code sends them
     gateway_litellm.py       the LiteLLM proxy for comparison
     gateway_load.py          load generator, raw asyncio connections
+    gateway_process.py       the gateway, sampled by stage
     gateway_stack.py         Postgres, run and engine for measuring
     tree.py                  training on trees against flat training
     tree_flat.py             torch's attention on separate paths
