@@ -1,6 +1,8 @@
 """Child processes of a cell: started by exec, ended by pid, none outlives its incarnation."""
 
+import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from gyre.contracts.errors import GyreError
+from gyre.host.processes import exit_with
 
 GRACE_S = 10.0
 """Grace period between SIGTERM and SIGKILL."""
@@ -33,8 +36,8 @@ class CellProcess:
             await self.process.wait()
 
 
-async def start(name: str, module: str, boot: BaseModel, folder: Path, *options: str) -> CellProcess:
-    """Write the boot file (mode 0600: it carries credentials) and start the module with it."""
+async def start(name: str, module: str, boot: BaseModel, folder: Path) -> CellProcess:
+    """Write the boot file (mode 0600: it carries credentials) and start the module with it as our child."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"{name}.json"
     # Created empty first: write_text alone would leave the credentials readable until a chmod.
@@ -42,10 +45,23 @@ async def start(name: str, module: str, boot: BaseModel, folder: Path, *options:
     path.write_text(boot.model_dump_json())
     with (folder / f"{name}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, "--boot", str(path), *options, stdin=asyncio.subprocess.DEVNULL,
-            stdout=log, stderr=log,
+            sys.executable, "-m", module, "--boot", str(path), "--parent", str(os.getpid()),
+            stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     return CellProcess(name, process)
+
+
+def exit_with_parent(arguments: Sequence[str]) -> None:
+    """In a child: exit when the process ends that ``--parent PID`` names, or without it this one's parent.
+
+    The supervisor names itself, because one that is killed while its child imports torch is not the child's
+    parent any more.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parent", type=int, default=os.getppid())
+    parent: int = parser.parse_known_args(arguments[1:])[0].parent
+    if parent > 0:  # 0: the parent is outside this process's pid namespace
+        exit_with(parent)
 
 
 async def first_death(children: Sequence[CellProcess]) -> str:

@@ -1,7 +1,6 @@
 """One incarnation of a cell: from the minting of an epoch to the first death among its processes."""
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -131,9 +130,7 @@ class CellIncarnation:
             context_tokens=self._config.model.context_tokens,
             max_batch=cells_section.engine_max_batch,
         )
-        # The engine cannot find out for itself: if we are killed while it imports torch, it has a new parent.
-        parent = ("--parent", str(os.getpid()))
-        child = await start("engine", "gpu_workers.engine", boot, self._folder, *parent)
+        child = await start("engine", "gpu_workers.engine", boot, self._folder)
         self.children.append(child)
         await alive_until(
             [child], asyncio.create_task(self._engine.until_ready()), START_LIMIT_S, EngineFailed

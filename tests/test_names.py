@@ -30,5 +30,7 @@ def test_no_class_name_has_two_meanings() -> None:
 
 
 def test_no_test_name_carries_a_code() -> None:
-    coded = [place for name, place in definitions(ast.FunctionDef) if re.match(r"test_(?!s3_)[a-z]\d+_", name)]
+    coded = [
+        place for name, place in definitions(ast.FunctionDef) if re.match(r"test_(?!s3_)[a-z]\d+_", name)
+    ]
     assert coded == []

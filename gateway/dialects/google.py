@@ -208,7 +208,7 @@ def _part_text(part: Mapping[str, Any], role: Role) -> str:
     if "text" in part:
         return text_of(part["text"], "contents: the text of a part")
     kinds = " and ".join(part)  # a part has no type: its only key says what it is
-    if kinds and role in NOTED_ROLES:
+    if part and role in NOTED_ROLES:
         return left_out(kinds)
     raise BadInput(
         f"contents: a part with {kinds or 'nothing':.80} cannot be read, this model takes text only"

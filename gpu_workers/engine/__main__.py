@@ -1,19 +1,17 @@
 """``python -m gpu_workers.engine --boot FILE [--parent PID]``: serve the engine protocol on 127.0.0.1."""
 
-import argparse
 import logging
-import os
 import sys
 from types import FrameType
 
 import torch
 import uvicorn
 
+from gpu_workers.children import exit_with_parent
 from gpu_workers.engine.server import EngineServer, create_app
 from gyre.contracts.boot import EngineBoot, read_boot
 from gyre.contracts.errors import BadInput
 from gyre.host.ports import HOST
-from gyre.host.processes import exit_with
 
 NUM_THREADS = 1
 """Torch threads on a CPU: trainer, harnesses and evaluators share its cores, and results repeat exactly."""
@@ -51,12 +49,8 @@ def serve(boot: EngineBoot) -> None:
 
 def main() -> int:
     boot = read_boot(EngineBoot, sys.argv)
-    parser = argparse.ArgumentParser(description="the embedded engine")
-    parser.add_argument("--parent", type=int, default=os.getppid(), help="process to exit with")
-    parent = parser.parse_known_args()[0].parent  # read_boot has read the rest.
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    if parent > 1:  # A daemon's parent is init, which does not end.
-        exit_with(parent)
+    exit_with_parent(sys.argv)
     try:
         serve(boot)
     except BadInput as error:

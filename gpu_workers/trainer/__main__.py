@@ -1,6 +1,5 @@
-"""``python -m gpu_workers.trainer --boot FILE``: one rank of a cell's trainer."""
+"""``python -m gpu_workers.trainer --boot FILE [--parent PID]``: one rank of a cell's trainer."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from transformers import Qwen3Config
 from db.object_store import BlobStore
 from db.session import connect
 from db.training import Claimant
+from gpu_workers.children import exit_with_parent
 from gpu_workers.trainer.device import resolve
 from gpu_workers.trainer.megatron_model import check_architecture
 from gpu_workers.trainer.ranks import Ranks, ending_at_once
@@ -18,7 +18,6 @@ from gpu_workers.trainer.server import CommandServer
 from gpu_workers.trainer.trainer import Trainer, read_config
 from gyre.contracts.boot import TrainerBoot, read_boot
 from gyre.contracts.ids import CellId
-from gyre.host.processes import exit_with
 from gyre.settings import Services
 
 NUM_THREADS = 1
@@ -32,10 +31,7 @@ def main() -> None:
     Postgres is safe in any case, because every write is fenced by the epoch.
     """
     boot = read_boot(TrainerBoot, sys.argv)
-    supervisor = os.getppid()
-    if supervisor == 1:  # it died while this process was importing torch, and init adopted this one
-        raise SystemExit("the supervisor is gone")
-    exit_with(supervisor)
+    exit_with_parent(sys.argv)
     with ending_at_once():
         run_rank(boot)
 
