@@ -34,7 +34,7 @@ UNSAFE_AND_QUICK = {"fsync": "off", "full_page_writes": "off", "synchronous_comm
 SLOW_FIXTURES = ("database", "postgres_dsn", "postgres_server", "services")
 """Fastest to start first."""
 LONGEST = ("tests/e2e/test_crash.py", "tests/harnesses", "tests/e2e/test_run.py", "tests/cli/test_bench.py")
-"""Minutes each; two workers end together when these begin first."""
+"""Minutes each; parallel workers end together when these begin first."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
