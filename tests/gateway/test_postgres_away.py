@@ -172,7 +172,8 @@ def test_an_answer_that_could_not_be_recorded_is_sampled_again(
     with gateway_thread(world), httpx.Client(base_url=f"{world.url}/t/{world.token}", timeout=60) as client:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(client.post, CHAT, json=chat("hi"))
-            wait_until(lambda: engine.requests)
+            # A call is sampled while its row is written: the row must be there before the server goes.
+            wait_until(lambda: engine.requests and world.calls())
             with server_away(server, "killed"):
                 engine.gate.set()
                 refused = asked.result()
