@@ -16,9 +16,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 demo: setup
 	@$(BIN)/gyre demo
 
-# Four workers on two cores: the tests wait most of the time. torch gets one thread in each.
+# Three workers on two cores: the tests wait most of the time. torch gets one thread in each.
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
 		-m "not soak and not gpu"
 
 soak: setup
