@@ -1,6 +1,6 @@
 """Side effects of workflows, one file per outside thing.
 
-cells.py            role commands and their effects
+cells.py            commands to cells, waits for them
 decisions.py        rules applied to one database snapshot
 evaluator.py        score a snapshot exactly once
 executions.py       resume, fold and settle rows

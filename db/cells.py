@@ -11,7 +11,7 @@ from db.models import CellRow, CellTransitionRow
 from gyre.contracts.errors import Fenced
 from gyre.contracts.ids import CellId, RunId, cell_id
 from gyre.contracts.lifecycle import CELL, CellRole, advance
-from gyre.contracts.messages import CellCommand
+from gyre.contracts.messages import CellCommand, CellState
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def _fence(row: CellRow, epoch: int) -> None:
         raise Fenced(f"{row.id} is at epoch {row.epoch}; epoch {epoch} is over")
 
 
-def enter(session: Session, command: CellCommand) -> CellRow:
-    """Apply a role change once per command id and return the cell's row.
+def enter(session: Session, command: CellCommand) -> CellState:
+    """Apply a role change once per command id and return the cell's state.
 
     Raises Fenced unless the command's epoch and ``from_role`` are current, IllegalTransition for a change
     that the lifecycle does not allow.
@@ -82,7 +82,7 @@ def enter(session: Session, command: CellCommand) -> CellRow:
     )
     # A repeat must succeed although its role change has been made, so this comes before the role is compared.
     if session.scalars(done).first() is not None:
-        return row
+        return state_of(row)
     if row.role != command.from_role:
         raise Fenced(f"{row.id} is in {row.role}, the command expects {command.from_role}")
     row.role = advance(CELL, CellRole(row.role), command.to_role)
@@ -97,7 +97,14 @@ def enter(session: Session, command: CellCommand) -> CellRow:
         )
     )
     session.flush()
-    return row
+    return state_of(row)
+
+
+def state_of(row: CellRow) -> CellState:
+    """Return the part of a cell's row that workflows see."""
+    return CellState(
+        cell_id=row.id, role=CellRole(row.role), epoch=row.epoch, version=row.engine_version or 0
+    )
 
 
 def of_run(session: Session, run: str) -> Sequence[CellRow]:

@@ -3,12 +3,12 @@
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from db import attempts, calls, recording
-from db.direct import Statement
 from gateway.batches import Batches
 from gateway.dialects.base import Finished
 from gateway.engines import SampledAnswer
@@ -39,8 +39,10 @@ class Recorder:
         self._dead_prefix = f"{address}/"
         self._owner = f"{address}/{uuid.uuid4().hex}"
         self._held: set[CallId] = set()
-        self._begins = Batches[recording.Begin](store, self._begin_all, "begin")
-        self._commits = Batches[recording.Commit](store, self._commit_all, "commit")
+        begin = partial(recording.begin, owner=self._owner, ttl_s=LEASE_S)
+        commit = partial(recording.commit, owner=self._owner)
+        self._begins = Batches[recording.Begin](store, begin, "begin")
+        self._commits = Batches[recording.Commit](store, commit, "commit")
 
     async def begin(
         self,
@@ -154,12 +156,6 @@ class Recorder:
         return await self._store.run(
             lambda s: calls.commit(s, one.call, one.attempt, self._owner, one.nodes, one.outcome)
         )
-
-    def _begin_all(self, begins: Sequence[recording.Begin]) -> Statement:
-        return recording.begin(begins, owner=self._owner, ttl_s=LEASE_S)
-
-    def _commit_all(self, commits: Sequence[recording.Commit]) -> Statement:
-        return recording.commit(commits, owner=self._owner)
 
     async def _committed_elsewhere(self, call: LiveCall) -> Finished:
         """Return the answer of a call that is not ours in flight.

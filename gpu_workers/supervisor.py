@@ -9,19 +9,31 @@ import logging
 import signal
 import sys
 import time
+from dataclasses import dataclass
 
+from temporalio import activity
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.cells import CellActivities
+from activities.heartbeats import heartbeats
 from db import cells, run_state, waits
 from db.session import Database, connect, transaction
 from gpu_workers.children import first_death
 from gpu_workers.incarnation import CellIncarnation
 from gyre.contracts.boot import CellBoot, read_boot
-from gyre.contracts.errors import GyreError
-from gyre.contracts.ids import CellId, RunId, cell_queue
+from gyre.contracts.errors import EngineFailed, GyreError
+from gyre.contracts.ids import CellId, RunId, cell_queue, run_of
+from gyre.contracts.messages import (
+    CellCommand,
+    CellState,
+    PublishInput,
+    PublishResult,
+    TrainInput,
+    TrainResult,
+)
 from gyre.durable import client as durable
+from gyre.durable.activities import ENTER_ROLE, PUBLISH_WEIGHTS, TRAIN_BATCH
+from gyre.durable.failures import translated
 from gyre.settings import RunFile, Services
 
 log = logging.getLogger("gyre.cell")
@@ -61,6 +73,49 @@ async def _run_incarnation(boot: CellBoot, database: Database, temporal: Client,
     finally:
         await incarnation.end()
     return True
+
+
+@dataclass(frozen=True)
+class CellActivities:
+    """Carry commands out, on the queue of one incarnation: ``<run>/cell/<c>/<epoch>``."""
+
+    database: Database
+    processes: CellIncarnation
+
+    @activity.defn(name=ENTER_ROLE.name)
+    @translated
+    async def enter_role(self, input: CellCommand) -> CellState:
+        """Do what the role needs, then commit the transition under the epoch fence."""
+        async with heartbeats():
+            await self.processes.enter(input)
+        return await asyncio.to_thread(self._commit_role, input)
+
+    @activity.defn(name=TRAIN_BATCH.name)
+    @translated
+    async def train_batch(self, input: TrainInput) -> TrainResult:
+        """Train a stored batch. A version that is already durable is returned as it is."""
+        async with heartbeats():
+            return await self.processes.train(input)
+
+    @activity.defn(name=PUBLISH_WEIGHTS.name)
+    @translated
+    async def publish_weights(self, input: PublishInput) -> PublishResult:
+        """Move the weights to the cell's engine and record in Postgres that it serves them."""
+        async with heartbeats():
+            result = await self.processes.publish(input)
+        await asyncio.to_thread(self._commit_version, input, result)
+        return result
+
+    def _commit_role(self, input: CellCommand) -> CellState:
+        with transaction(self.database) as session:
+            return cells.enter(session, input)
+
+    def _commit_version(self, input: PublishInput, result: PublishResult) -> None:
+        with transaction(self.database) as session:
+            if result.version != input.version:
+                raise EngineFailed(f"the engine serves version {result.version}, not {input.version}")
+            cells.serve_version(session, CellId(input.cell_id), input.epoch, result.version)
+            run_state.mark_published(session, run_of(input.cell_id), result.version, result.num_bytes)
 
 
 async def _work(

@@ -216,7 +216,8 @@ def _spawn_keeper(state: StateDir) -> None:
         raise BadInput(f"{log_path} cannot be written: {error.strerror}") from None
     with log:
         result = subprocess.run(
-            [sys.executable, "-m", "app.stack.keeper", "--state-dir", str(state.root)],
+            # -P: a package /app of this machine must not shadow ours.
+            [sys.executable, "-P", "-m", "app.stack.keeper", "--state-dir", str(state.root)],
             cwd="/",  # a daemon must not keep the caller's folder in use
             env={**os.environ, "PYTHONPATH": path, MARK: str(state.root)},
             stdin=subprocess.DEVNULL,
