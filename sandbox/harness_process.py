@@ -29,10 +29,10 @@ class Limits:
     """Limits of one sandbox, in bytes and counts; 0 disables a limit."""
 
     memory_bytes: int = 2 << 30
-    """For all its processes together, checked every second; also per process if ``address_space``."""
+    """Memory of all its processes together, checked every second; also per process if ``address_space``."""
     processes: int = 256
     workspace_bytes: int = 1 << 30
-    """For workspace and home together, checked every second; also the size of the largest file."""
+    """Size of workspace and home together, checked every second; also the size of the largest file."""
     address_space: bool = True
     """Whether to limit address space; runtimes that reserve far more than they use (Node) need False."""
 

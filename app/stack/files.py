@@ -5,9 +5,14 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from gyre.contracts.errors import BadInput
+from gyre.settings.problems import first_problem
 
+M = TypeVar("M", bound=BaseModel)
 SOCKET_PATH_BYTES = 100
 """``sun_path`` holds 108 bytes; the rest is left for suffixes."""
 
@@ -99,3 +104,15 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(name, path)
+
+
+def read_record(kind: type[M], path: Path) -> M | None:
+    """Read a JSON record; return None if the file does not exist. Raises BadInput if it is damaged."""
+    try:
+        return kind.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise BadInput(f"{path} cannot be read: {first_problem(error)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from None

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from app.stack.files import StateDir, write_private
-from gyre.contracts.errors import BadInput
+from app.stack.files import StateDir, read_record, write_private
 from gyre.host.ports import choose_port
-from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 
 
@@ -45,15 +43,7 @@ def record_path(state: StateDir, run: str) -> Path:
 
 def read_run(state: StateDir, run: str) -> RunRecord | None:
     """Return the record, or None if the run was never started here. Raises BadInput if it is damaged."""
-    path = record_path(state, run)
-    try:
-        return RunRecord.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise BadInput(f"{path} cannot be read: {first_problem(error)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
+    return read_record(RunRecord, record_path(state, run))
 
 
 def read_runs(state: StateDir) -> list[RunRecord]:

@@ -2,12 +2,10 @@
 
 import secrets
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from app.stack.files import StateDir, write_private
-from gyre.contracts.errors import BadInput
+from app.stack.files import StateDir, read_record, write_private
 from gyre.host.ports import HOST, choose_port
-from gyre.settings.problems import first_problem
 from gyre.settings.services import Services
 
 PORTS = ("postgres", "temporal", "temporal_ui", "s3")
@@ -41,14 +39,7 @@ class ServicesRecord(BaseModel):
 
 def read_services_record(state: StateDir) -> ServicesRecord | None:
     """Return the record, or None before the first start. Raises BadInput if the file is damaged."""
-    try:
-        return ServicesRecord.model_validate_json(state.services.read_text())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise BadInput(f"{state.services} cannot be read: {first_problem(error)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{state.services} cannot be read: {error}") from None
+    return read_record(ServicesRecord, state.services)
 
 
 def ensure_services_record(state: StateDir) -> ServicesRecord:

@@ -158,7 +158,7 @@ def sampling(index: int) -> SamplingParams:
 
 
 def test_one_fenced_begin_fails_alone(world: World, many: list[AttemptId], store: Store) -> None:
-    """Of four calls that begin at once, three are recorded and the one of a sealed attempt is Fenced."""
+    """Four calls begin at once: three are recorded, and the one of a sealed attempt is Fenced."""
     with transaction(world.database) as session:
         attempts_live = [load_attempt(session, each) for each in many]
     with transaction(world.database) as session:

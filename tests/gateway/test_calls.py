@@ -373,7 +373,7 @@ def test_a_bug_fails_its_call_and_leaves_nothing_in_flight(
 def test_parallel_conversations_do_not_mix(
     http: httpx.Client, gateway: World, engine: ScriptedEngine
 ) -> None:
-    """Of eight concurrent conversations of three turns, each answer sees only its own.
+    """Eight conversations of three turns run at once, and each answer sees only its own.
 
     Reported elsewhere: sub-agents contaminated each other's conversation.
     """
