@@ -22,7 +22,9 @@ def is_zombie(pid):
 
 become_subreaper()
 helper = subprocess.Popen(["/bin/sh", "-c", "exit 3"])  # as subprocess.run in a thread does
-kept = subprocess.Popen(["/bin/sh", "-c", "true & echo $!"], start_new_session=True, stdout=subprocess.PIPE)
+# The shell must end first: it would reap a child that ends before it.
+shell = ["/bin/sh", "-c", "sleep 0.2 & echo $!"]
+kept = subprocess.Popen(shell, start_new_session=True, stdout=subprocess.PIPE)
 orphan = int(kept.stdout.readline())
 for pid in (helper.pid, kept.pid, orphan):
     while not is_zombie(pid):
